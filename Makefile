@@ -1,0 +1,32 @@
+# make demo   talk with a practice model: no key, nothing leaves this machine
+# make run    start Mino for real
+# make test   run the test suite
+#
+# Each makes .venv first when it is missing, or was made by another interpreter: make test PYTHON=python3.9
+
+PYTHON ?= python3
+VENV := .venv
+STAMP := $(VENV)/made-by
+WHO := import sys; print(sys.executable, sys.version.split()[0])
+
+.PHONY: demo run test setup
+
+demo: setup
+	@exec $(VENV)/bin/python mino_test.py
+
+run: setup
+	@exec $(VENV)/bin/python mino.py
+
+test: setup
+	@$(VENV)/bin/python -m pytest -q mino_test.py $(ARGS)
+
+setup:
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON) here; name another one: make PYTHON=python3.11" >&2; exit 1; }
+	@who="$$($(PYTHON) -c '$(WHO)') $$(cksum < requirements.txt)"; \
+	if [ "$$who" = "$$(cat $(STAMP) 2>/dev/null)" ]; then exit 0; fi; \
+	$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+		echo "This Python has no venv module. On Debian and Ubuntu: sudo apt install python3-venv" >&2; exit 1; }; \
+	echo "Making $(VENV) ..."; \
+	rm -rf $(VENV) && $(PYTHON) -m venv $(VENV) && \
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt && \
+	echo "$$who" > $(STAMP)
