@@ -164,6 +164,11 @@ def quote_lines(label: str, text: str) -> list[str]:
     return [(label if not n else " " * len(label)) + quote(line) for n, line in enumerate(lines)]
 
 
+def is_blank(text: str) -> bool:
+    """Whether there is nothing to read."""
+    return not text or text.isspace()
+
+
 def has_surrogate(text: str) -> bool:
     """Whether text holds half a character, which UTF-8 cannot carry."""
     try:
@@ -234,7 +239,7 @@ def decode_json(text: str, levels: int = JSON_LEVELS, decoder: json.JSONDecoder 
         return decode_json(stripped, levels, decoder)
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
-    if text.count("[") + text.count("{") > levels and _depth(value) > levels:
+    if len(text) > 2 * levels and text.count("[") + text.count("{") > levels and _depth(value) > levels:
         raise ValueError("the JSON is nested too deeply")
     return value
 
@@ -612,18 +617,19 @@ def load_instructions(path: str) -> str:
 #     {"v":2,"seq":3,"turn_id":"<32 hex>","kind":"turn_end","status":"completed"}
 #
 # KINDS says what a record looks like, ORDER where it may stand; one function judges by both, what Mino
-# is about to write as well as what it reads. The lines themselves are what is kept in memory: the context
-# is made from them, so that it is the same for a turn that was just lived and one that was just read.
+# is about to write as well as what it reads. The context is
+# always read back from the file, so that it is the same for a turn just lived and one found at the start.
 
+COMMON = {"v": int, "seq": int, "turn_id": str, "kind": str}
 KINDS: dict[str, tuple[tuple[int, ...], dict[str, type], tuple[str, ...]]] = {
     # kind: (versions read, fields, those that may be left out)
-    "user_message": ((1, 2), {"text": str}, ()),
-    "model_response": ((2,), {"text": str, "output": list}, ("text", "output")),
-    "assistant_message": ((1, 2), {"text": str, "output": list}, ("output",)),  # chapter 02's; only read
-    "tool_start": ((2,), {"call_id": str, "name": str, "arguments": dict, "cwd": str}, ()),
-    "tool_result": ((2,), {"call_id": str, "result": dict}, ()),
-    "turn_end": ((1, 2), {"status": str}, ()),
-    "recovery_ack": ((2,), {}, ()),
+    "user_message": ((1, 2), {**COMMON, "text": str}, ()),
+    "model_response": ((2,), {**COMMON, "text": str, "output": list}, ("text", "output")),
+    "assistant_message": ((1, 2), {**COMMON, "text": str, "output": list}, ("output",)),  # chapter 02's; only read
+    "tool_start": ((2,), {**COMMON, "call_id": str, "name": str, "arguments": dict, "cwd": str}, ()),
+    "tool_result": ((2,), {**COMMON, "call_id": str, "result": dict}, ()),
+    "turn_end": ((1, 2), {**COMMON, "status": str}, ()),
+    "recovery_ack": ((2,), COMMON, ()),
 }
 
 ORDER: dict[tuple[str, str], str] = {
@@ -712,7 +718,7 @@ def item_texts(items: list[dict]) -> list[tuple[str, str]]:
 def check_response(text: str, items: list) -> list[dict]:
     """The calls of a response that says or asks something; raises ValueError for any other."""
     calls = check_items(items)
-    if not calls and not text.strip() and not any(words.strip() for _, words in item_texts(items)):
+    if not calls and is_blank(text) and not any(words.strip() for _, words in item_texts(items)):
         raise ValueError("the response is empty")
     return calls
 
@@ -771,31 +777,26 @@ class Turn(NamedTuple):
 IDLE = Turn()
 
 
-def read_turn(lines: list[bytes]) -> bytes:
+def turn_input(lines: list[str]) -> bytes:
     """One turn's input items, as sent: JSON, joined by commas. The one place that says what the model gets to see.
 
-    A turn that did not complete counts only if it has calls, and then ends with Mino's notice.
+    A turn that ended without completing carries Mino's notice; one without calls is not even asked for.
     """
-    records = [decode_json(line.decode()) for line in lines]
+    records = map(decode_json, lines)
     items: list[dict] = []
-    called = False
     for record in records:
         kind = record["kind"]
         if kind == "user_message":
             items.append({"role": "user", "content": record["text"]})
         elif kind in ("model_response", "assistant_message"):
             output = record.get("output", [])
-            calls = check_items(output)
-            called = called or bool(calls)
             items += map(sent_item, output)
-            if not calls and not any(words.strip() for _, words in item_texts(output)):
+            if not check_items(output) and not any(words.strip() for _, words in item_texts(output)):
                 items.append({"type": "message", "role": "assistant", "content": record["text"]})
         elif kind == "tool_result":
             result = {name: record["result"][name] for name in RESULT_FIELDS if name in record["result"]}
             items.append({"type": "function_call_output", "call_id": record["call_id"], "output": ENCODER.encode(result)})
         elif kind == "turn_end" and record["status"] != "completed":
-            if not called:
-                return b""
             notice = (
                 f"Mino runtime notice: the previous turn ended with status {record['status']}. "
                 "Tool results above are retained; no command was automatically retried."
@@ -816,6 +817,15 @@ def sent_item(item: dict) -> dict:
     return sent
 
 
+def check_names(record: dict, names: Any, optional: tuple[str, ...]) -> None:
+    """Raises RecordError unless the record has all fields of its kind that may not be left out, and no others."""
+    for name in names:
+        if name not in record and name not in optional:
+            raise RecordError(f"{name} is missing")
+    if not record.keys() <= names:
+        raise RecordError("an unknown field")
+
+
 class History:
     """One session file, locked by this process, and what is known from it.
 
@@ -832,8 +842,8 @@ class History:
         self._size = 0
         self._broken = False
         self._turn_ids: set[str] = set()
-        self._lines: list[bytes] = []  # of the open turn
-        self._closed: list[list[bytes]] = []  # turns that were not sent yet
+        self._turn_at = 0  # where the last turn begins in the file
+        self._closed: list[tuple[int, int]] = []  # where the turns stand that count, and were not sent yet
         self._sent: list[bytes] = []  # the input items of those that were
         self._fd = open_private(path, os.O_RDWR | os.O_APPEND)
 
@@ -874,11 +884,21 @@ class History:
     def context(self) -> list[bytes]:
         """The input of the next request, in pieces to be joined by commas: turns that count, then the open one.
 
-        A closed turn is encoded once, at the first request after it.
+        It is read from the file; a closed turn once, at the first request after it.
         """
-        self._sent += filter(None, map(read_turn, self._closed))
+        self._check_unchanged()
+        self._sent += [self._input(start, end) for start, end in self._closed]
         self._closed.clear()
-        return self._sent + ([read_turn(self._lines)] if self._lines else [])
+        return self._sent + [self._input(self._turn_at, self._size)]
+
+    def _input(self, start: int, end: int) -> bytes:
+        return turn_input(os.pread(self._fd, end - start, start).decode().split("\n")[:-1])
+
+    def _check_unchanged(self) -> None:
+        """Raises StorageError when another program wrote into the file: what is known of it holds no more."""
+        if os.fstat(self._fd).st_size != self._size:
+            self._broken = True
+            raise StorageError(f"{self.path} was changed by another program. Nothing more is written; the next start checks it.")
 
     @property
     def has_context(self) -> bool:
@@ -903,6 +923,7 @@ class History:
                 raise RecordError(f"Refused to save a {record['kind']}: {error}.") from None
             checked.append((turn, record, line))
         self._check_size(checked)
+        self._check_unchanged()
         data = b"".join(line for _, _, line in checked)
         self._broken = True  # until the disk has confirmed
         try:
@@ -917,7 +938,7 @@ class History:
             ) from None
         self._broken = False
         for turn, record, line in checked:
-            self._believe(turn, record, line)
+            self._believe(turn, record, len(line))
 
     def _check_size(self, checked: list[tuple[Turn, dict, bytes]]) -> None:
         """Refuses a record or a file that would be too large; closing records may use the reserve."""
@@ -930,34 +951,26 @@ class History:
 
     def _check(self, turn: Turn, record: Any, seq: int) -> Turn:
         """Where the file stands after the record. Raises RecordError; changes nothing."""
-        if type(record) is not dict:
-            raise RecordError("not a JSON object")
-        kind = record.get("kind")
+        kind = record.get("kind") if type(record) is dict else None
         if type(kind) is not str or kind not in KINDS:
-            raise RecordError("unknown kind")
-        versions, fields, optional = KINDS[kind]
-        count = 4
-        for name, kind_of_value in fields.items():
-            if name in record:
-                count += 1
-                if type(record[name]) is not kind_of_value:
-                    raise RecordError(f"{name} has the wrong type")
-            elif name not in optional:
-                raise RecordError(f"{name} is missing")
-        version, number, turn_id = record.get("v"), record.get("seq"), record.get("turn_id")
-        if type(version) is not int or version not in versions:
+            raise RecordError("not a JSON object of a known kind")
+        versions, types, optional = KINDS[kind]
+        if record.keys() != types.keys():
+            check_names(record, types.keys(), optional)
+        for name, value in record.items():
+            if type(value) is not types[name]:  # a boolean is no integer
+                raise RecordError(f"{name} has the wrong type")
+        if record["v"] not in versions:
             raise RecordError("unknown format version")
-        if type(number) is not int or number != seq:
+        if record["seq"] != seq:
             raise RecordError(f"seq is not {seq}")
-        if len(record) != count or type(turn_id) is not str:
-            raise RecordError("an unknown field" if len(record) > count else "turn_id is missing or no string")
-        return self._steps[kind](self, turn, record, turn_id)
+        return self._steps[kind](self, turn, record, record["turn_id"])
 
     def _after_user_message(self, turn: Turn, record: dict, turn_id: str) -> Turn:
         text = record["text"]
         if not TURN_ID.fullmatch(turn_id) or turn_id in self._turn_ids:
             raise RecordError("turn_id is not 32 lowercase hexadecimal characters, or was used before")
-        if not text or text.isspace() or has_surrogate(text):
+        if is_blank(text) or has_surrogate(text):
             raise RecordError("text is blank or no valid Unicode")
         return Turn(self._next(turn, "user_message"), turn_id)
 
@@ -967,10 +980,12 @@ class History:
             calls = check_response(text, output)
         except ValueError as error:
             raise RecordError(str(error)) from None
-        if has_surrogate(text) or (record["kind"] == "assistant_message" and (calls or not text.strip())):
+        if has_surrogate(text) or (record["kind"] == "assistant_message" and (calls or is_blank(text))):
             raise RecordError("text is blank or no valid Unicode, or an answer has calls")
         step = "response with calls" if calls else "answer" if record["kind"] == "model_response" else record["kind"]
         state = self._next(turn, step, turn_id)
+        if not calls:
+            return Turn(state, turn_id, (), turn.call_ids, "", turn.unknown)
         call_ids = turn.call_ids.union(item["call_id"] for item in calls)
         if len(call_ids) != len(turn.call_ids) + len(calls):
             raise RecordError("a call_id is repeated within the turn")
@@ -1029,24 +1044,22 @@ class History:
         "recovery_ack": _after_ack,
     }
 
-    def _believe(self, turn: Turn, record: dict, line: bytes) -> None:
+    def _believe(self, turn: Turn, record: dict, length: int) -> None:
         """Takes a checked record into memory, whether it was just written or just read."""
         self._seq += 1
-        self._size += len(line)
         kind = record["kind"]
-        if kind == "recovery_ack":
-            del self.unacknowledged[record["turn_id"]]
-            return
-        self._lines.append(line)
         if kind == "user_message":
+            self._turn_at = self._size
             self._turn_ids.add(record["turn_id"])
             self.questions.append(record["text"])
+        elif kind == "recovery_ack":
+            del self.unacknowledged[record["turn_id"]]
         elif kind == "turn_end":
             if self.turn.unknown:
                 self.unacknowledged[record["turn_id"]] = self.turn.unknown
             if record["status"] == "completed" or self.turn.call_ids:
-                self._closed.append(self._lines)
-            self._lines = []
+                self._closed.append((self._turn_at, self._size + length))
+        self._size += length
         self.turn = turn
 
     # Opening.
@@ -1074,7 +1087,7 @@ class History:
                             return self._size
                         reason = "invalid UTF-8" if isinstance(error, UnicodeError) else "malformed JSON"
                         raise RecordError(reason) from None
-                    self._believe(self._check(self.turn, record, number), record, line)
+                    self._believe(self._check(self.turn, record, number), record, len(line))
         except RecordError as error:
             raise MinoError(
                 f"{self.path}, line {number}: {error}. The file was not changed; move it away to begin a new conversation."
