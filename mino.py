@@ -1246,6 +1246,16 @@ class Response(NamedTuple):
         return {name: value for name, value in self._asdict().items() if value}
 
 
+def field(value: dict, name: str, kind: type, default: Any) -> Any:
+    """A field of the service's JSON, or the default where it is missing or null; ValueError for another type."""
+    found = value.get(name)
+    if found is None:
+        return default
+    if not isinstance(found, kind):
+        raise ValueError(f"{name} has the wrong type")
+    return found
+
+
 class Answer:
     """Collects one response from its events. `take` returns the text to show; `response` the result, or raises."""
 
@@ -1255,31 +1265,22 @@ class Answer:
         self._error = "The stream ended before the response was complete; the connection was cut or the service gave up."
         self._response: Optional[Response] = None
         self._words: list[str] = []
-        self._part: Any = None  # the item and part the last text belonged to
+        self._part: Any = None  # the item and part that the last words belonged to
         self._half = ""  # a high surrogate that waits for its other half
         self._refused = False
-        self._done: dict[tuple, tuple[Any, dict]] = {}  # output_item.done: key to (output_index, item)
+        self._done: dict[Any, tuple[Any, dict]] = {}  # from output_item.done: its place and the item
 
     def take(self, events: list[tuple[str, str]]) -> str:
         """The text to show for these events, up to the first that ends the response."""
-        shown: list[str] = []
+        shown = ""
         for name, data in events:
-            if data == "[DONE]":
-                continue
             try:
-                event = decode_json(data)
-                kind = event.get("type") or name
-                if kind == "response.output_text.delta" or kind == "response.refusal.delta":
-                    shown.append(self._delta(event, kind == "response.refusal.delta"))
-                else:
-                    shown.append(self._other(kind, event))
-            except (ValueError, AttributeError, TypeError) as error:
-                # AttributeError and TypeError: a value that is not the object, list or string the reference says
-                reason = str(error) if isinstance(error, ValueError) else "an event has a field of the wrong type"
-                self._fail(f"The service sent an invalid stream: {reason}.")
+                shown += self._take(name, data)
+            except ValueError as error:
+                self._fail(f"The service sent an invalid response: {error}.")
             if self.ended:
                 break
-        return "".join(shown)
+        return shown
 
     def response(self) -> Response:
         """The completed response; raises RequestError when there is none."""
@@ -1287,52 +1288,59 @@ class Answer:
             raise RequestError(self._error)
         return self._response
 
-    def _fail(self, message: str) -> None:
+    def _fail(self, message: str) -> str:
         self.ended, self._error = True, message
+        return ""
 
-    def _delta(self, event: dict, refusal: bool) -> str:
-        index = event.get("output_index")
-        part = (event.get("item_id") if index is None else index, event.get("content_index"))
-        return self._show(event.get("delta", ""), part, refusal)
+    def _take(self, name: str, data: str) -> str:
+        if data == "[DONE]":
+            return ""
+        event = decode_json(data)
+        if not isinstance(event, dict):
+            raise ValueError("an event is no JSON object")
+        kind = field(event, "type", str, name)
+        if kind == "response.output_text.delta" or kind == "response.refusal.delta":
+            index = event.get("output_index")
+            part = (event.get("item_id") if index is None else index, event.get("content_index"))
+            return self._show(field(event, "delta", str, ""), part, kind == "response.refusal.delta")
+        response = field(event, "response", dict, {}) if kind.startswith("response.") else {}
+        if kind == "response.completed":
+            return self._complete(response)
+        if kind == "response.output_item.done":
+            self._remember(event)
+        elif kind == "response.incomplete":
+            reason = field(field(response, "incomplete_details", dict, {}), "reason", str, "no reason given")
+            self._fail(f"The response is incomplete: {self._redact.line(reason)}.")
+        elif kind == "response.failed":
+            self._fail(self._service_error(response.get("error")))
+        elif kind == "error" or (not kind and event.get("error")):
+            self._fail(self._service_error(event.get("error") or event))
+        return ""
 
     def _show(self, text: str, part: Any, refusal: bool) -> str:
         """Keeps words of the answer; returns them as they are shown."""
-        text = self._half + text
-        self._half = ""
+        text, self._half = self._half + text, ""
         if not text.isascii():
             if "\ud800" <= text[-1] <= "\udbff":
                 text, self._half = text[:-1], text[-1]
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        shown = text
-        if part != self._part and text:
-            if self._part is not None and self._words:
-                shown = "\n" + shown
-            self._part = part
-        if refusal and text and not self._refused:
+        if not text:
+            return ""
+        before = "\n" if part != self._part and self._words else ""
+        self._part = part
+        self._words.append(text)
+        if refusal and not self._refused:
             self._refused = True
-            shown = shown[: len(shown) - len(text)] + "Model refused: " + text
-        if text:
-            self._words.append(text)
-        return shown
+            before += "Model refused: "
+        return before + text
 
-    def _other(self, kind: Any, event: dict) -> str:
-        if kind == "response.completed":
-            return self._complete(event["response"] if "response" in event else {})
-        if kind == "response.output_item.done":
-            item = event.get("item")
-            if item is not None:
-                index = event.get("output_index")
-                named = isinstance(item.get("id"), str) and item["id"]
-                self._done[(item["id"], item.get("type"), index) if named else (len(self._done),)] = (index, item)
-        elif kind == "response.incomplete":
-            details = (event.get("response") or {}).get("incomplete_details") or {}
-            reason = self._redact.line(str(details.get("reason") or "no reason given"))
-            self._fail(f"The response is incomplete: {reason}.")
-        elif kind == "response.failed":
-            self._fail(self._service_error((event.get("response") or {}).get("error")))
-        elif kind == "error" or (not kind and event.get("error")):
-            self._fail(self._service_error(event.get("error") or event))
-        return ""
+    def _remember(self, event: dict) -> None:
+        """Keeps the item of an output_item.done event; a repeat replaces the copy, in its first place."""
+        item, place = field(event, "item", dict, None), event.get("output_index")
+        if item is not None:
+            identity = _identity(item)
+            key = (identity, str(place)) if identity else len(self._done)
+            self._done[key] = (place, item)
 
     def _service_error(self, error: Any) -> str:
         message, code = error_message(error)
@@ -1341,54 +1349,50 @@ class Answer:
     def _complete(self, response: dict) -> str:
         """Checks the completed response; the text of one that was not streamed is shown now."""
         if response.get("error"):
-            self._fail(self._service_error(response["error"]))
-            return ""
+            return self._fail(self._service_error(response["error"]))
         if response.get("status") != "completed":
-            raise ValueError(f"a completed response has the status {self._redact.line(str(response.get('status')))!r}")
-        output = self._items(response.get("output") or [])
+            raise ValueError("a completed response whose status is another")
+        output = self._items(field(response, "output", list, []))
         check_items(output)
-        if self._half:
-            self._half = ""
-            self._words.append("\ufffd")
-        shown = ""
-        if not "".join(self._words).strip():
+        shown = self._show("\ufffd", self._part, False) if self._half else ""
+        if is_blank("".join(self._words)):
             self._words.clear()
             for n, (kind, words) in enumerate(item_texts(output)):
-                shown += self._show(words, ("part", n), kind == "refusal")
+                shown += self._show(words, n, kind == "refusal")
         text = "".join(self._words)
         check_response(text, output)
         self._response, self.ended = Response(text, output), True
         return shown
 
-    def _items(self, output: list) -> list:
-        """The response's items, each as its own `output_item.done` event had it, or those of the events alone."""
-        done = [copy for copy in self._done.values()]
+    def _items(self, output: list) -> list[dict]:
+        """The response's items, each as its own output_item.done event had it, or those of the events alone."""
+        done = list(self._done.values())
         if not output:
-            places = [index for index, _ in done]
+            places = [place for place, _ in done]
             if all(type(place) is int for place in places) and len(set(places)) == len(places):
-                done.sort(key=lambda copy: copy[0])
+                done.sort(key=lambda entry: entry[0])
             return [item for _, item in done]
-        copies = {_identity(item): item for _, item in done}
-        keys = [_identity(item) for item in output]
-        return [copies.get(key, item) if key and keys.count(key) == 1 else item for key, item in zip(keys, output)]
+        if not all(isinstance(item, dict) for item in output):
+            raise ValueError("an output item is no object")
+        copies = {_identity(item): item for _, item in done if _identity(item)}
+        ids = [item.get("id") for item in output]
+        return [copies.get(_identity(item), item) if ids.count(item.get("id")) == 1 else item for item in output]
 
 
 def _identity(item: dict) -> Optional[tuple[str, str]]:
     """The id and type that name an output item, if it has them."""
-    names = (item.get("id"), item.get("type"))
-    return names if all(isinstance(name, str) and name for name in names) else None
+    name, kind = item.get("id"), item.get("type")
+    return (name, kind) if isinstance(name, str) and name and isinstance(kind, str) else None
 
 
 def error_message(error: Any) -> tuple[str, str]:
-    """(message, code) of an error as services write it: an object with `message`, or a string."""
-    if isinstance(error, dict):
-        if isinstance(error.get("message"), str):
-            return error["message"], str(error.get("code") or error.get("type") or "")
-        for name in ("error", "detail"):
-            if error.get(name):
-                return error_message(error[name])
-        return "", ""
-    return (error, "") if isinstance(error, str) else ("" if error is None else ENCODER.encode(error), "")
+    """(message, code) of an error as services write it: a string, or an object with `message`, `error` or `detail`."""
+    while isinstance(error, dict):
+        message = error.get("message")
+        if isinstance(message, str):
+            return message, str(error.get("code") or error.get("type") or "")
+        error = error.get("error") or error.get("detail")
+    return (error if isinstance(error, str) else "" if error is None else ENCODER.encode(error)), ""
 
 
 TOO_LONG = re.compile(r"context[_ ](length|window|size)|maximum context|prompt is too long|too many (input )?tokens", re.IGNORECASE)
@@ -2015,7 +2019,7 @@ class Terminal:
             except Stopped as stopped:
                 draft = stopped.args[0]
                 os.kill(os.getpid(), signal.SIGTSTP)
-            except OSError:
+            except (OSError, termios.error):
                 if self.interactive:
                     raise EOFError from None  # the terminal is gone
                 raise OutputClosed from None  # the prompt could not be written
@@ -2118,8 +2122,7 @@ class Terminal:
         if not self.interactive:
             return []
         columns, rows = os.get_terminal_size(1)
-        height = sum(1 + (width(line) - 1) // max(columns, 1) for line in lines)
-        if height < rows:
+        if not columns or sum(1 + (width(line) - 1) // columns for line in lines) < rows:
             return []
         size = sum(len(line.encode("utf-8", "replace")) + 1 for line in lines)
         return [f"(This panel is taller than the screen: {len(lines)} lines, {size} bytes. Scroll up to read all of it.)"]
