@@ -11,17 +11,22 @@ WHO := import sys; print(sys.executable, sys.version.split()[0])
 
 .PHONY: demo run test setup
 
+# The end of a chat by a signal is no error of make's.
+CHAT_ENDED := case $$? in 129|130|137|143) ;; *) exit 1 ;; esac
+
 demo: setup
-	@exec $(VENV)/bin/python mino_test.py
+	@$(VENV)/bin/python mino_test.py || $(CHAT_ENDED)
 
 run: setup
-	@exec $(VENV)/bin/python mino.py
+	@$(VENV)/bin/python mino.py || $(CHAT_ENDED)
 
 test: setup
 	@$(VENV)/bin/python -m pytest -q mino_test.py $(ARGS)
 
 setup:
 	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON) here; name another one: make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 9))' || { \
+		echo "Mino needs Python 3.9 or newer, and $(PYTHON) is not; name another one: make PYTHON=python3.11" >&2; exit 1; }
 	@who="$$($(PYTHON) -c '$(WHO)') $$(cksum < requirements.txt)"; \
 	if [ "$$who" = "$$(cat $(STAMP) 2>/dev/null)" ]; then exit 0; fi; \
 	$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \

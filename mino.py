@@ -46,6 +46,8 @@ from __future__ import annotations
 
 import sys
 
+if sys.version_info < (3, 9):
+    sys.exit("Mino needs Python 3.9 or newer.")
 try:
     import fcntl
     import termios
@@ -504,9 +506,9 @@ URL = re.compile(r"(https?)://([\w.-]+|\[[0-9a-f:.]+\])(?::(\d{1,5}))?(/[^\s?#\\
 def is_loopback(base_url: str) -> bool:
     """Whether an accepted URL names this machine: localhost, 127.0.0.0/8 or [::1]."""
     host = URL.fullmatch(base_url).group(2).strip("[]").lower()
-    if host == "localhost":
+    if host in ("localhost", "127.0.0.1", "::1"):
         return True
-    import ipaddress
+    import ipaddress  # for the other sixteen million names of this machine; not cheap, and seldom needed
 
     try:
         address = ipaddress.ip_address(host)
@@ -1925,6 +1927,7 @@ class Terminal:
         self._readline: Any = None
         self._column_0 = True
         self._after_result = False
+        self._newline_at_eof = False
         self._encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
         self._modes = termios.tcgetattr(0) if os.isatty(0) else None
         self._job_control = signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
@@ -1959,7 +1962,8 @@ class Terminal:
 
     def end(self, last_words: str = "") -> None:
         """Leaves the cursor at column 0 and the terminal as it was found, without waiting for anything."""
-        text = ("" if self._column_0 else "\n") + last_words
+        echoed = self.interactive and self._signals.noted == signal.SIGINT  # the terminal printed ^C
+        text = ("\n" if echoed or not self._column_0 else "") + last_words
         writable = select.poll()
         writable.register(1, select.POLLOUT)
         try:
@@ -1980,6 +1984,7 @@ class Terminal:
         """Up recalls earlier questions from now on, and a paste of several lines is one message."""
         if self._editor():
             self._bind("set enable-bracketed-paste on")
+            self._newline_at_eof = getattr(self._readline, "_READLINE_RUNTIME_VERSION", 0) >= 0x801  # with bracketed paste
             for text in questions:
                 self._recall(text)
 
@@ -2019,6 +2024,9 @@ class Terminal:
             except Stopped as stopped:
                 draft = stopped.args[0]
                 os.kill(os.getpid(), signal.SIGTSTP)
+            except EOFError:
+                self._column_0 = self._newline_at_eof and read is input
+                raise
             except (OSError, termios.error):
                 if self.interactive:
                     raise EOFError from None  # the terminal is gone
