@@ -54,6 +54,7 @@ try:
 except ImportError:
     sys.exit("Mino needs macOS, Linux or WSL: this Python has no fcntl and termios.")
 
+import errno
 import gc
 import json
 import os
@@ -1328,7 +1329,7 @@ class Answer:
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         if not text:
             return ""
-        before = "\n" if part != self._part and self._words else ""
+        before = "\n" if part != self._part and self._words and self._words[-1][-1] != "\n" else ""
         self._part = part
         self._words.append(text)
         if refusal and not self._refused:
@@ -1938,10 +1939,14 @@ class Terminal:
         """Mino's own or cleaned text to standard output; raises OutputClosed when nobody reads it."""
         if text:
             try:
-                self._signals.wait(write_all, 1, text.encode(self._encoding, "replace"))
+                self._signals.wait(write_all, 1, self._encode(text))
             except OSError:
                 raise OutputClosed from None
             self._column_0 = text[-1] == "\n"
+
+    def _encode(self, text: str) -> bytes:
+        """Text as the output can carry it; the escapes of what it cannot are those of `quote`."""
+        return text.encode(self._encoding, "backslashreplace")
 
     def line(self, text: str) -> None:
         """Text on lines of its own."""
@@ -1952,7 +1957,7 @@ class Terminal:
         if not self._column_0:
             self.write("\n")
         try:
-            self._signals.wait(write_all, 2, (self.redact(clean(text)) + "\n").encode(self._encoding, "replace"))
+            self._signals.wait(write_all, 2, self._encode(self.redact(clean(text)) + "\n"))
         except OSError:
             pass  # there is nowhere left to say it; the exit status does
 
@@ -1983,8 +1988,9 @@ class Terminal:
     def start_editing(self, questions: Any) -> None:
         """Up recalls earlier questions from now on, and a paste of several lines is one message."""
         if self._editor():
-            self._bind("set enable-bracketed-paste on")
-            self._newline_at_eof = getattr(self._readline, "_READLINE_RUNTIME_VERSION", 0) >= 0x801  # with bracketed paste
+            if os.environ.get("TERM", "dumb") != "dumb":
+                self._bind("set enable-bracketed-paste on")  # with which readline prints a newline at Ctrl+D:
+                self._newline_at_eof = getattr(self._readline, "_READLINE_RUNTIME_VERSION", 0) >= 0x801
             for text in questions:
                 self._recall(text)
 
@@ -2052,10 +2058,10 @@ class Terminal:
 
     def question(self) -> Optional[str]:
         """The next line typed at `You> `, None at the end of input; raises MinoError for one that cannot be sent."""
-        if not self._column_0:
-            self.write("\n")
-        self.write("\n")
+        self.write("\n" if self._column_0 else "\n\n")
         while True:
+            if not self._column_0:
+                self.write("\n")
             try:
                 line = self._read_line(input, "You> ")
             except EOFError:
@@ -2086,7 +2092,7 @@ class Terminal:
 
         def read(prompt: str) -> str:
             discard_typed_ahead()
-            write_all(1, prompt.encode(self._encoding, "replace"))
+            write_all(1, self._encode(prompt))
             return read_answer()
 
         if not self._column_0:
@@ -2179,9 +2185,19 @@ def write_all(fd: int, data: bytes) -> None:
             select.select([], [fd], [])
 
 
+def drain_output() -> None:
+    """Waits until the terminal has taken what was printed; the tick of the signals interrupts that, Python does not resume it."""
+    while True:
+        try:
+            return termios.tcdrain(1)
+        except termios.error as error:
+            if error.args[0] != errno.EINTR:
+                raise
+
+
 def discard_typed_ahead() -> None:
     """Waits until what was printed is out, then drops the terminal's pending input until no key comes any more."""
-    termios.tcdrain(1)
+    drain_output()
     until = time.monotonic() + FLUSH_SECONDS
     while True:
         termios.tcflush(0, termios.TCIFLUSH)
@@ -2204,6 +2220,7 @@ def hidden_line(prompt: str) -> str:
     """One line that is not echoed. getpass would drop what a paste has already put into the terminal's queue."""
     import getpass
 
+    drain_output()
     if not select.select([0], [], [], 0)[0]:
         return getpass.getpass(prompt)
     modes = termios.tcgetattr(0)
