@@ -196,10 +196,11 @@ class Redactor:
 
     def cut_off(self, text: str) -> str:
         """Text that may end in the middle of the key, without its beginning."""
+        whole = text.rstrip("\ufffd")  # what is left of a character that was cut
         for form in self._forms:
             for length in range(len(form) - 1, SECRET_CHARACTERS - 1, -1):
-                if text.endswith(form[:length]):
-                    return text[:-length] + "[API key]"
+                if whole.endswith(form[:length]):
+                    return whole[:-length] + "[API key]"
         return text
 
     def line(self, text: str) -> str:
@@ -291,6 +292,7 @@ class Signals:
             if signal.getsignal(signum) is not signal.SIG_IGN:
                 signal.signal(signum, self._note)
         signal.signal(signal.SIGALRM, self._tick)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would take away what became of a command
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM, *self.ENDING})
         signal.setitimer(signal.ITIMER_REAL, TICK_SECONDS, TICK_SECONDS)
         default_hook = sys.unraisablehook
@@ -1693,6 +1695,8 @@ def prepare(arguments: str, cwd: str, home: str) -> Operation:
 
 def execute(operation: Operation, signals: Signals, redact: Redactor) -> dict[str, Any]:
     """Runs the command and returns its result; a signal ends it with status `cancelled` and is not raised."""
+    if signals.noted is not None:
+        return {"status": "cancelled", "output": ""}
     try:
         process = start(operation)
     except OSError as error:
@@ -1923,6 +1927,7 @@ class Terminal:
 
     def __init__(self, signals: Signals) -> None:
         self.redact = Redactor("")
+        self.last_words = ""  # for an end by a signal, after which nothing is waited for
         self.interactive = os.isatty(0) and os.isatty(1)
         self._signals = signals
         self._readline: Any = None
@@ -1965,16 +1970,15 @@ class Terminal:
         """`Error: ...` on standard error."""
         self.notice(f"Error: {error}")
 
-    def end(self, last_words: str = "") -> None:
-        """Leaves the cursor at column 0 and the terminal as it was found, without waiting for anything."""
+    def end(self) -> None:
+        """The last words, the cursor at column 0, and the terminal as it was found, without waiting for anything."""
         echoed = self.interactive and self._signals.noted == signal.SIGINT  # the terminal printed ^C
-        text = ("\n" if echoed or not self._column_0 else "") + last_words
+        text = ("\n" if echoed or not self._column_0 else "") + self.last_words
         writable = select.poll()
         writable.register(1, select.POLLOUT)
         try:
             if text and writable.poll(0) == [(1, select.POLLOUT)]:
                 os.write(1, text.encode())
-                self._column_0 = True
         except OSError:
             pass  # the terminal is gone
         try:
@@ -2259,9 +2263,8 @@ In the chat:
 
 def main() -> int:
     """Runs Mino and returns its exit status."""
-    signals = Signals()
-    status = 1
     try:
+        signals, status = Signals(), 1
         signals.install()
         open_standard_files()
         terminal = Terminal(signals)
@@ -2271,12 +2274,10 @@ def main() -> int:
             terminal.error(error)
         finally:
             terminal.end()
-    except OutputClosed:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter says the same, loudly, when it exits
-    except Interrupted:
-        pass  # noted, see below
+    except (OutputClosed, Interrupted):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the interpreter, when it exits, waits for what is left of a prompt
     except KeyboardInterrupt:
-        status = 128 + signal.SIGINT  # before the signals were installed
+        return 128 + signal.SIGINT  # before the signals were installed
     signals.block()
     return status if signals.noted is None else 128 + signals.noted
 
@@ -2294,11 +2295,12 @@ def start_up(arguments: list[str], terminal: Terminal, signals: Signals) -> int:
     private_directory(paths.sessions)
     try:
         settings = load_settings(paths.config, terminal.ask_setting)
-    except (EOFError, Interrupted) as end:
-        terminal.end("Setup cancelled.\n")
-        if isinstance(end, Interrupted):
-            raise
+    except EOFError:
+        terminal.line("Setup cancelled.")
         return 0
+    except Interrupted:
+        terminal.last_words = "Setup cancelled.\n"
+        raise
     redact = terminal.redact = Redactor(settings.api_key)
     instructions = load_instructions(paths.soul)
     lock_sessions(paths.lock)  # held for as long as the process lives
