@@ -63,7 +63,7 @@ import select
 import signal
 import stat
 import time
-from collections import deque
+from collections import Counter, deque
 from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
 __version__ = "0.4.0"  # the minor number is the chapter
@@ -90,6 +90,7 @@ READ_BYTES = 64 << 10  # at most, from a socket or a pipe at once
 INSTRUCTIONS_BYTES = 64 << 10
 RECORD_BYTES = 16 << 20
 FILE_BYTES = 64 << 20
+RESULT_BYTES = 400  # of a closing record, without its call_id
 RESERVE_BYTES = 8 << 20  # of a file, for closing records: 16 results, each 65,536 bytes escaped to six times that
 
 REQUESTS_PER_TURN = 8
@@ -503,7 +504,7 @@ class Settings(NamedTuple):
 
 
 # The whole grammar of an accepted URL, so that no two parsers can read two hosts in it.
-URL = re.compile(r"(https?)://([\w.-]+|\[[0-9a-f:.]+\])(?::(\d{1,5}))?(/[^\s?#\\]*)?", re.IGNORECASE)
+URL = re.compile(r"(https?)://([\w.-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?(/[^\s?#\\]*)?", re.IGNORECASE)
 
 
 def is_loopback(base_url: str) -> bool:
@@ -761,7 +762,7 @@ def check_result(result: dict) -> bool:
 
 
 class Call(NamedTuple):
-    """One function call of a response, still without a result."""
+    """One function call of a response."""
 
     call_id: str
     name: str
@@ -773,7 +774,8 @@ class Turn(NamedTuple):
 
     state: str = "idle"
     turn_id: str = ""
-    calls: tuple[Call, ...] = ()  # the last response's, without result; the first is next
+    calls: tuple[Call, ...] = ()  # the last response's
+    answered: int = 0  # how many of them have their result
     call_ids: frozenset[str] = frozenset()  # all of this turn's
     started: str = ""  # the command that was started and has no result
     unknown: tuple[str, ...] = ()  # the commands whose result is unknown
@@ -876,7 +878,7 @@ class History:
         turn = self.turn
         if turn.turn_id:
             records = []
-            for n, call in enumerate(turn.calls):
+            for n, call in enumerate(turn.calls[turn.answered :]):
                 started = n == 0 and bool(turn.started)
                 result = {"status": "unknown", "output": UNKNOWN_OUTPUT} if started else NOT_EXECUTED
                 records.append({"turn_id": turn.turn_id, "kind": "tool_result", "call_id": call.call_id, "result": result})
@@ -948,10 +950,13 @@ class History:
     def _check_size(self, checked: list[tuple[Turn, dict, bytes]]) -> None:
         """Refuses a record or a file that would be too large; closing records may use the reserve."""
         total = self._size + sum(len(line) for _, _, line in checked)
-        limit = FILE_BYTES if all(record["kind"] in CLOSING for _, record, _ in checked) else FILE_BYTES - RESERVE_BYTES
+        reserve = 0
+        if not all(record["kind"] in CLOSING for _, record, _ in checked):
+            calls = checked[-1][0].calls
+            reserve = max(RESERVE_BYTES, sum(len(encode_json(call.call_id)) + RESULT_BYTES for call in calls))
         if max(len(line) for _, _, line in checked) > RECORD_BYTES:
             raise RecordError(f"The record is larger than {RECORD_BYTES >> 20} MiB; nothing of it was saved.")
-        if total > limit:
+        if total > FILE_BYTES - reserve:
             raise RecordError(f"The session is full. Move {self.path} away to begin a new conversation.")
 
     def _check(self, turn: Turn, record: Any, seq: int) -> Turn:
@@ -990,17 +995,18 @@ class History:
         step = "response with calls" if calls else "answer" if record["kind"] == "model_response" else record["kind"]
         state = self._next(turn, step, turn_id)
         if not calls:
-            return Turn(state, turn_id, (), turn.call_ids, "", turn.unknown)
-        call_ids = turn.call_ids.union(item["call_id"] for item in calls)
+            return Turn(state, turn_id, (), 0, turn.call_ids, "", turn.unknown)
+        call_ids = turn.call_ids.union(LONE_SURROGATE.sub("\ufffd", item["call_id"]) for item in calls)  # as sent
         if len(call_ids) != len(turn.call_ids) + len(calls):
             raise RecordError("a call_id is repeated within the turn")
         waiting = tuple(Call(item["call_id"], item["name"], item["arguments"]) for item in calls)
-        return Turn(state, turn_id, waiting, call_ids, "", turn.unknown)
+        return Turn(state, turn_id, waiting, 0, call_ids, "", turn.unknown)
 
     def _after_start(self, turn: Turn, record: dict, turn_id: str) -> Turn:
         state = self._next(turn, "tool_start", turn_id)
-        call, arguments = turn.calls[0], record["arguments"]
-        if (record["call_id"], record["name"]) != call[:2] or arguments != strict_arguments(call.arguments):
+        call, arguments = turn.calls[turn.answered], record["arguments"]
+        own = json.dumps(strict_arguments(call.arguments), sort_keys=True)  # as text: True == 1 in Python
+        if (record["call_id"], record["name"]) != call[:2] or json.dumps(arguments, sort_keys=True) != own:
             raise RecordError("a start that is not the next call's")
         if not os.path.isabs(record["cwd"]):
             raise RecordError("cwd is not absolute")
@@ -1011,11 +1017,11 @@ class History:
     def _after_result(self, turn: Turn, record: dict, turn_id: str) -> Turn:
         result = record["result"]
         step = "result of a start" if check_result(result) else "result without a start"
-        state = self._next(turn, step + (", the last" if len(turn.calls) == 1 else ""), turn_id)
-        if record["call_id"] != turn.calls[0].call_id:
+        state = self._next(turn, step + (", the last" if turn.answered + 1 == len(turn.calls) else ""), turn_id)
+        if record["call_id"] != turn.calls[turn.answered].call_id:
             raise RecordError("a result that is not the next call's")
         unknown = turn.unknown + ((turn.started,) if result["status"] == "unknown" else ())
-        return turn._replace(state=state, calls=turn.calls[1:], started="", unknown=unknown)
+        return turn._replace(state=state, answered=turn.answered + 1, started="", unknown=unknown)
 
     def _after_end(self, turn: Turn, record: dict, turn_id: str) -> Turn:
         status = record["status"]
@@ -1030,12 +1036,12 @@ class History:
         self._next(turn, "recovery_ack")
         return IDLE
 
-    def _next(self, turn: Turn, step: str, turn_id: str = "") -> str:
+    def _next(self, turn: Turn, step: str, turn_id: Optional[str] = None) -> str:
         """The state after a step, from the table; the step of a turn must carry its id."""
         state = ORDER.get((turn.state, step))
         if state is None:
             raise RecordError(f"out of order: {step} while the turn is {turn.state!r}")
-        if turn_id and turn_id != turn.turn_id:
+        if turn_id is not None and turn_id != turn.turn_id:
             raise RecordError("turn_id is not the open turn's")
         return state
 
@@ -1303,10 +1309,14 @@ class Answer:
         event = decode_json(data)
         if not isinstance(event, dict):
             raise ValueError("an event is no JSON object")
-        kind = field(event, "type", str, name)
+        kind = field(event, "type", str, "")
+        if not kind and event.get("error"):
+            return self._fail(self._service_error(event["error"]))
+        kind = kind or name
         if kind == "response.output_text.delta" or kind == "response.refusal.delta":
             index = event.get("output_index")
             part = (event.get("item_id") if index is None else index, event.get("content_index"))
+            part = self._part if part == (None, None) else part
             return self._show(field(event, "delta", str, ""), part, kind == "response.refusal.delta")
         response = field(event, "response", dict, {}) if kind.startswith("response.") else {}
         if kind == "response.completed":
@@ -1318,17 +1328,16 @@ class Answer:
             self._fail(f"The response is incomplete: {self._redact.line(reason)}.")
         elif kind == "response.failed":
             self._fail(self._service_error(response.get("error")))
-        elif kind == "error" or (not kind and event.get("error")):
+        elif kind == "error":
             self._fail(self._service_error(event.get("error") or event))
         return ""
 
     def _show(self, text: str, part: Any, refusal: bool) -> str:
         """Keeps words of the answer; returns them as they are shown."""
         text, self._half = self._half + text, ""
-        if not text.isascii():
-            if "\ud800" <= text[-1] <= "\udbff":
-                text, self._half = text[:-1], text[-1]
-            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        if text and "\ud800" <= text[-1] <= "\udbff":
+            text, self._half = text[:-1], text[-1]
+        text = join_surrogates(text)
         if not text:
             return ""
         before = "\n" if part != self._part and self._words and self._words[-1][-1] != "\n" else ""
@@ -1341,10 +1350,10 @@ class Answer:
 
     def _remember(self, event: dict) -> None:
         """Keeps the item of an output_item.done event; a repeat replaces the copy, in its first place."""
-        item, place = field(event, "item", dict, None), event.get("output_index")
+        item = field(event, "item", dict, None)
         if item is not None:
-            identity = _identity(item)
-            key = (identity, str(place)) if identity else len(self._done)
+            key = _identity(item) or len(self._done)
+            place, _ = self._done.get(key, (event.get("output_index"), item))
             self._done[key] = (place, item)
 
     def _service_error(self, error: Any) -> str:
@@ -1359,11 +1368,12 @@ class Answer:
             raise ValueError("a completed response whose status is another")
         output = self._items(field(response, "output", list, []))
         check_items(output)
-        shown = self._show("\ufffd", self._part, False) if self._half else ""
+        half, self._half = self._half, ""
+        shown = self._show("\ufffd", self._part, False) if half else ""
         if is_blank("".join(self._words)):
             self._words.clear()
             for n, (kind, words) in enumerate(item_texts(output)):
-                shown += self._show(words, n, kind == "refusal")
+                shown += self._show(join_surrogates(words), n, kind == "refusal")
         text = "".join(self._words)
         check_response(text, output)
         self._response, self.ended = Response(text, output), True
@@ -1379,9 +1389,15 @@ class Answer:
             return [item for _, item in done]
         if not all(isinstance(item, dict) for item in output):
             raise ValueError("an output item is no object")
-        copies = {_identity(item): item for _, item in done if _identity(item)}
-        ids = [item.get("id") for item in output]
-        return [copies.get(_identity(item), item) if ids.count(item.get("id")) == 1 else item for item in output]
+        shared = Counter(item["id"] for item in output if isinstance(item.get("id"), str))
+        copies = {key: item for key, (_, item) in self._done.items()}
+        names = [_identity(item) for item in output]
+        return [copies.get(name, item) if name and shared[name[0]] == 1 else item for name, item in zip(names, output)]
+
+
+def join_surrogates(text: str) -> str:
+    """Text whose escaped surrogate pairs are characters, and what is left of others is U+FFFD."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _identity(item: dict) -> Optional[tuple[str, str]]:
@@ -1397,7 +1413,7 @@ def error_message(error: Any) -> tuple[str, str]:
         if isinstance(message, str):
             return message, str(error.get("code") or error.get("type") or "")
         error = error.get("error") or error.get("detail")
-    return (error if isinstance(error, str) else "" if error is None else ENCODER.encode(error)), ""
+    return error if isinstance(error, str) else ENCODER.encode(error) if error and error is not True else "", ""
 
 
 TOO_LONG = re.compile(r"context[_ ](length|window|size)|maximum context|prompt is too long|too many (input )?tokens", re.IGNORECASE)
@@ -1454,19 +1470,17 @@ class Model:
 
     def _open(self, body: bytes, has_context: bool) -> Stream:
         """Sends the one request; the stream of a 200. Raises RequestError for everything else."""
-        try:
-            import io
+        import io
 
-            import requests
-            import urllib3
+        try:
+            session = new_session()
         except ImportError as error:
             raise RequestError(f"{NEEDS_REQUESTS} ({self._redact.line(str(error))})") from None
         url = self._settings.base_url + "/responses"
-        session = requests.Session()
         try:
             response = session.post(
                 url,
-                data=io.BytesIO(body),  # a file is sent in blocks, each with its own time limit
+                data=io.BytesIO(body),  # sent in blocks, each with its own time limit
                 headers={
                     "Content-Type": "application/json",
                     "Accept": "text/event-stream",
@@ -1483,7 +1497,7 @@ class Model:
             stream = Stream(session, response)
             self._check_status(response, stream, has_context)
             return stream
-        except (OSError, urllib3.exceptions.HTTPError, UnicodeError) as error:
+        except (OSError, ValueError) as error:  # ValueError: a URL in the proxy settings that is none
             session.close()
             raise RequestError(connection_error(error, url)) from None
         except BaseException:
@@ -1513,8 +1527,8 @@ class Model:
         line = f"The service answered {status}" + (f": {said}" if said else ".")
         line += "" if line[-1] in ".!?" else "."
         if 300 <= status < 400:
-            target = self._redact.line(response.headers.get("Location", "")) or "nowhere"
-            return f"{line} It redirects to {target}; if that is right, set base_url in ~/.mino/config.json."
+            target = self._redact.line(response.headers.get("Location", ""))
+            return f"{line} It redirects {f'to {target}' if target else 'nowhere'}; check base_url in ~/.mino/config.json."
         explained = explain(line, message, code)
         if explained != line:
             return explained
@@ -1523,6 +1537,32 @@ class Model:
             wait = self._redact.line(response.headers["Retry-After"])
             hint += f" The service says to wait {wait} s." if wait.isdigit() else f" The service says to wait until {wait}."
         return f"{line} {hint}".rstrip() + (FOREIGN_CONTEXT if status == 400 and has_context else "")
+
+
+def new_session() -> Any:
+    """A requests.Session that follows nothing, and has one limit for connecting and another for everything after it."""
+    import warnings
+
+    warnings.simplefilter("ignore")  # a library's words about its versions are not for this screen
+    import requests
+
+    class Adapter(requests.adapters.HTTPAdapter):
+        def cert_verify(self, conn: Any, *args: Any) -> None:  # the one method that gets to see the connection pool
+            super().cert_verify(conn, *args)
+            base = conn.ConnectionCls
+
+            class Connection(base):
+                def connect(self) -> None:
+                    base.connect(self)
+                    self.sock.settimeout(SILENCE_SECONDS)  # or sending would be under the limit for connecting
+
+            conn.ConnectionCls = Connection
+
+    session = requests.Session()
+    session.mount("http://", Adapter())
+    session.mount("https://", Adapter())
+    session.get_redirect_target = lambda response: None  # or it reads the body of a redirect, and works out where to go
+    return session
 
 
 class Stream:
@@ -1560,16 +1600,14 @@ class Stream:
             raise RequestError(f"The service compressed its answer with {clean(self._refused)[:40]}, which was not asked for.")
         try:
             while True:
-                data = self._body.read1(READ_BYTES if self._left is None else min(READ_BYTES, self._left))
-                if self._left is not None:
-                    if not data and self._left:
-                        raise RequestError("The response was cut off: its body is shorter than its Content-Length.")
-                    self._left -= len(data)
-                decoded = self._gzip.decompress(data, STREAM_BYTES + 1) if self._gzip else data
+                data = (self._gzip and self._gzip.unconsumed_tail) or self._receive()
+                decoded = self._gzip.decompress(data, READ_BYTES) if self._gzip else data
                 self._total += len(decoded)
                 if self._total > STREAM_BYTES:
                     raise RequestError(f"The response is longer than {STREAM_BYTES >> 20} MiB.")
-                if not data and self._gzip and not self._gzip.eof:
+                if self._gzip and self._gzip.eof:
+                    self._left = 0
+                elif self._gzip and not data:
                     raise RequestError("The response was cut off: its gzip stream is incomplete.")
                 if decoded or not data:
                     return decoded
@@ -1579,6 +1617,14 @@ class Stream:
             raise RequestError("The service sent a damaged gzip stream.") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise RequestError(connection_error(error, self._response.url)) from None
+
+    def _receive(self) -> bytes:
+        data = self._body.read1(READ_BYTES if self._left is None else min(READ_BYTES, self._left))
+        if self._left is not None:
+            if not data and self._left:
+                raise RequestError("The response was cut off: its body is shorter than its Content-Length.")
+            self._left -= len(data)
+        return data
 
     def read_error(self) -> Any:
         """The JSON of an error body, None when it is none."""
@@ -1600,6 +1646,7 @@ def connection_error(error: BaseException, url: str) -> str:
     import ssl
 
     import requests
+    import urllib3
 
     causes: list[BaseException] = []
     todo: list[Any] = [error]
@@ -1614,13 +1661,21 @@ def connection_error(error: BaseException, url: str) -> str:
 
     match = URL.match(url)
     place = f"{match.group(2)}:{match.group(3) or (443 if match.group(1).lower() == 'https' else 80)}" if match else "the service"
-    if caused_by(requests.exceptions.ProxyError):
+    # The URL of the service was checked, so a bad one is the proxy's, if there is one.
+    bad_url = type(error) is ValueError or caused_by(
+        requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema, urllib3.exceptions.LocationValueError
+    )
+    if caused_by(requests.exceptions.ProxyError) or (bad_url and os.environ.keys() & PROXY_VARIABLES):
         return f"The proxy for {place} cannot be used; check HTTPS_PROXY."
-    if caused_by(ssl.SSLCertVerificationError):
+    # urllib3 1 has a CertificateError of its own for the certificate of another host.
+    if caused_by(ssl.SSLCertVerificationError) or any(type(cause).__name__ == "CertificateError" for cause in causes):
         return f"The certificate of {place} is not trusted; check base_url in ~/.mino/config.json, or REQUESTS_CA_BUNDLE."
-    if caused_by(ssl.SSLError):
+    tls = caused_by(ssl.SSLError)
+    if getattr(tls, "library", "") in ("X509", "PEM") or "CA certificate bundle" in str(error):
+        return "The file of trusted certificates cannot be used; check REQUESTS_CA_BUNDLE."
+    if tls:
         return f"No secure connection to {place}: it does not speak TLS as expected."
-    if caused_by(socket.gaierror, UnicodeError):
+    if bad_url or caused_by(socket.gaierror, UnicodeError):
         return f"The host of {place} cannot be found; check base_url in ~/.mino/config.json, and the network."
     if caused_by(requests.exceptions.ConnectTimeout):
         return f"{place} did not accept a connection within {CONNECT_SECONDS} s."
@@ -1634,6 +1689,7 @@ def connection_error(error: BaseException, url: str) -> str:
     return f"The connection to {place} failed: {reason}."
 
 
+PROXY_VARIABLES = {name for word in ("http", "https", "all") for name in (f"{word}_proxy", f"{word}_proxy".upper())}
 NEEDS_REQUESTS = "Mino needs requests: python -m pip install requests"
 
 
@@ -2083,11 +2139,11 @@ class Terminal:
         if not self.interactive:
             raise MinoError("The settings in ~/.mino/config.json are incomplete. Start Mino in a terminal once to set it up.")
         while True:
-            text = self._read_line(hidden_line if name == "api_key" else input, PROMPTS[name])
-            if not text.strip() and name == "base_url":
-                text = DEFAULT_URL
             try:
-                return check(text)
+                text = self._read_line(hidden_line if name == "api_key" else input, PROMPTS[name])
+                return check(DEFAULT_URL if name == "base_url" and is_blank(text) else text)
+            except UnicodeDecodeError:
+                self.error(f"The {name} is not valid UTF-8.")
             except MinoError as error:
                 self.error(error)
 
@@ -2227,14 +2283,21 @@ def hidden_line(prompt: str) -> str:
     drain_output()
     if not select.select([0], [], [], 0)[0]:
         return getpass.getpass(prompt)
+    # What readline left in the queue has its Enter unconverted, and in canonical mode that ends no line.
     modes = termios.tcgetattr(0)
-    silent = modes[:3] + [modes[3] & ~termios.ECHO] + modes[4:]
+    raw = modes[:3] + [modes[3] & ~(termios.ECHO | termios.ICANON)] + modes[4:]
+    line = b""
     try:
-        termios.tcsetattr(0, termios.TCSANOW, silent)
+        termios.tcsetattr(0, termios.TCSANOW, raw)
         write_all(1, prompt.encode() + b"\n")
-        return read_answer()
+        while not line.endswith((b"\r", b"\n")):
+            byte = os.read(0, 1)
+            if byte in (b"", b"\x04"):
+                raise EOFError
+            line += byte
     finally:
         termios.tcsetattr(0, termios.TCSANOW, modes)
+    return line[:-1].decode("utf-8", "surrogateescape")
 
 
 # ---- 10. main ------------------------------------------------------------------------------------
