@@ -16,17 +16,33 @@ Contents
      6. The captured streams
      7. The practice model
      8. Tests: the helpers themselves
-     9. The practice mode
+     9. Tests: shape and usage
+    10. Tests: files
+    11. Tests: settings
+    12. Tests: the dialogue
+    13. Tests: what is shown, and what is decided
+    14. Tests: the request
+    15. Tests: the event stream
+    16. Tests: the response and its items
+    17. Tests: how a stream arrives
+    18. Tests: refused requests and broken connections
+    19. Tests: the history
+    20. Tests: the agent loop
+    21. Tests: the bash tool
+    22. Tests: interruptions
+    23. The practice mode
 """
 
 from __future__ import annotations
 
+import ast
 import codecs
 import fcntl
 import http.server
 import itertools
 import json
 import os
+import random
 import re
 import select
 import shlex
@@ -34,6 +50,7 @@ import shutil
 import signal
 import socket
 import socketserver
+import ssl
 import struct
 import subprocess
 import sys
@@ -45,10 +62,13 @@ import unicodedata
 import uuid
 import zlib
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Match, NamedTuple, Optional, Tuple, Union
 
 import pytest
+
+import mino
 
 HERE = Path(__file__).resolve().parent
 MINO = HERE / "mino.py"
@@ -56,7 +76,7 @@ PATIENCE = 10.0  # seconds; what a wait may take before it fails
 HOLD_LIMIT = 60.0  # seconds; a service thread held longer than this gives up, and the test fails
 
 
-# ---- 1. The scripted service --------------------------------------------------------------------------------------
+# ---- 1. The scripted service ----------------------------------------------------------------------------------------
 # A Responses service on loopback that answers each request with the next reply of its script and keeps the request.
 # A reply says what is sent, in what framing, and where the service stops until the test lets it go on.
 # A request without a reply gets a 500 and fails the test when the service ends. A client that goes away is no error.
@@ -289,7 +309,7 @@ def _squeezed(parts: Iterable[Part]) -> Iterator[Part]:
     yield squeeze.flush()
 
 
-# ---- 2. The streams it sends --------------------------------------------------------------------------------------
+# ---- 2. The streams it sends ----------------------------------------------------------------------------------------
 # Builders of output items, events and whole replies, in the shape the OpenAI service gives them.
 # `answer`, `call` and `calls` are what most tests need; `events` is for those that leave out or bend something.
 # Identifiers are fresh in each process, so that no two calls of a turn share one by accident.
@@ -430,7 +450,7 @@ def problem(status: int, message: str, **headers: str) -> Reply:
                  {"Content-Type": "application/json", **named}, "length")
 
 
-# ---- 3. The home and its records ----------------------------------------------------------------------------------
+# ---- 3. The home and its records ------------------------------------------------------------------------------------
 # A home directory of a test's own, with a directory beside it to start Mino in, and builders of session records.
 # Records are made without `v` and `seq`; `numbered` adds these, so that a session reads as a list of what happened.
 
@@ -548,7 +568,7 @@ def numbered(*records: Record, v: int = 2, first: int = 1) -> List[Record]:
     return [{"v": v, "seq": number, **record} for number, record in enumerate(records, first)]
 
 
-# ---- 4. The screen ------------------------------------------------------------------------------------------------
+# ---- 4. The screen --------------------------------------------------------------------------------------------------
 # As much of an xterm as a shell-like program needs: what has been printed, in columns and rows, scrolled lines
 # included. A character in the last column leaves the cursor there until the next one wraps (as in xterm), and East
 # Asian characters and emoji take two columns. Colours and modes are skipped; `unknown` lists what it can't do.
@@ -711,7 +731,7 @@ class Screen:
             del cells[self.column if what == 0 else 0:]
 
 
-# ---- 5. The terminal ----------------------------------------------------------------------------------------------
+# ---- 5. The terminal ------------------------------------------------------------------------------------------------
 # Mino as a process of its own, as a person starts it: the leader of a session with a pseudo-terminal to control it,
 # and an environment with nothing in it that could tell it of this machine. A thread collects what it prints.
 # What is left when a `with` block ends is killed: the process, its descendants, and orphans known by their HOME.
@@ -1068,7 +1088,7 @@ def home(tmp_path: Path, service: Service) -> Home:
     return Home(tmp_path).configure(service.url)
 
 
-# ---- 6. The captured streams --------------------------------------------------------------------------------------
+# ---- 6. The captured streams ----------------------------------------------------------------------------------------
 # What real services sent: llama.cpp's llama-server, the litellm proxy (`bridge`: built from chat completions, `pass`:
 # handed on from llama-server) and `transformers serve`, in November 2026; long identifiers are shortened, nothing
 # else that matters. `*-tool` ends in one call of bash, `echo hi`. To notice: no sequence numbers and no indexes
@@ -1347,7 +1367,7 @@ data: {"response":{"id":"resp_1","created_at":1796010230.5,"model":"tiny-hf","ob
 ''',
 }
 
-# ---- 7. The practice model ----------------------------------------------------------------------------------------
+# ---- 7. The practice model ------------------------------------------------------------------------------------------
 # A stand-in for a model: a table of patterns, each with the function that answers. It knows nothing but the context
 # in the request, so that what it recalls, Mino has sent. It streams word by word, asks for bash when told to run
 # something, and says what a result says. English, and a little Chinese.
@@ -1568,7 +1588,7 @@ class PracticeModel:
             yield sse(event)
 
 
-# ---- 8. Tests: the helpers themselves -----------------------------------------------------------------------------
+# ---- 8. Tests: the helpers themselves -------------------------------------------------------------------------------
 # A helper that is wrong makes tests that agree with it. These use a small program in place of Mino.
 
 _PROGRAM = """
@@ -1873,7 +1893,4525 @@ def test_the_practice_mode_ends_with_mino(tmp_path: Path, practice: Path, signum
         assert mino.wait() == status and not mino.children()
 
 
-# ---- 9. The practice mode -----------------------------------------------------------------------------------------
+# ---- 9. Tests: shape and usage --------------------------------------------------------------------------------------
+# One file that runs alone, says what it is when asked, and refuses in one line what it cannot do: with other
+# arguments, without requests, on another system. Its sections stand in the order in which they are read.
+
+
+def after(place: Path, first: str, options: str = "") -> Path:
+    """A launcher that does something first, and then becomes Mino, with options for the interpreter."""
+    script = place / "first.py"
+    script.write_text(f"import os, sys\n{first}\nos.execv(sys.executable, [sys.executable, *{options.split()!r}, "
+                      f"{str(MINO)!r}, *sys.argv[1:]])\n", encoding="utf-8")
+    return script
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Home:
+    """A home in which Mino was never started."""
+    return Home(tmp_path)
+
+
+def test_the_version_is_told_without_anything_else(fresh: Home) -> None:
+    bare = after(fresh.place, "", "-I -S")
+    assert run_piped(fresh, b"", "--version", launcher=bare, env={"HOME": None}) == (0, "mino 0.4.0\n", "")
+    assert not fresh.root.exists()
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help_names_the_files_and_the_commands_of_the_chat(fresh: Home, option: str) -> None:
+    status, shown, errors = run_piped(fresh, b"", option)
+    assert (status, errors, fresh.root.exists()) == (0, "", False) and shown.lower().startswith("usage: ")
+    for word in "mino.py --version config.json SOUL.md sessions.lock sessions/ /exit Ctrl+C Ctrl+D".split():
+        assert word in shown
+
+
+@pytest.mark.parametrize("arguments", [
+    ["hello"], ["-v"], ["--help", "--version"], ["--version", ""], [""], ["\udcff\x1b[31m"]])
+def test_any_other_argument_is_wrong_usage(fresh: Home, arguments: List[str]) -> None:
+    status, shown, errors = run_piped(fresh, b"", *arguments)
+    assert (status, shown, fresh.root.exists()) == (2, "", False)
+    assert errors.lower().startswith("usage: ") and "\x1b" not in errors and "Traceback" not in errors
+
+
+def test_help_that_nobody_reads_ends_silently(fresh: Home) -> None:
+    assert run_piped(fresh, b"", "--help", launcher=after(fresh.place, "os.close(1)")) == (1, "", "")
+
+
+def test_without_requests_nothing_is_asked_or_written(fresh: Home) -> None:
+    with Mino(fresh, launcher=after(fresh.place, "", "-I -S"), stderr="pipe") as mino:
+        assert (mino.wait(), mino.screen()) == (1, "") and not fresh.root.exists()
+        assert mino.streams["stderr"] == b"Mino needs requests: python -m pip install requests\n"
+
+
+def test_on_windows_one_line_says_what_is_missing(fresh: Home) -> None:
+    script = fresh.place / "windows.py"
+    script.write_text(f"import runpy, sys\nsys.modules['fcntl'] = sys.modules['termios'] = None\n"
+                      f"runpy.run_path({str(MINO)!r}, run_name='__main__')\n")
+    status, shown, errors = run_piped(fresh, launcher=script)
+    assert (status, shown, errors.count("\n")) == (1, "", 1) and errors.startswith("Mino needs macOS, Linux or WSL")
+
+
+def test_no_warning_of_a_library_reaches_the_terminal(home: Home, service: Service) -> None:
+    """A chardet that requests does not support makes it warn, as urllib3 does on the LibreSSL of macOS."""
+    (home.place / "chardet").mkdir()
+    (home.place / "chardet" / "__init__.py").write_text("__version__ = '99.0.0'\n")
+    service.script(answer("Hi."))
+    ended = run_piped(home, b"Hello\n", env={"PYTHONPATH": str(home.place), "PYTHONWARNINGS": "default"})
+    assert (ended.status, ended.stderr) == (0, "") and "Hi." in ended.stdout
+
+
+def test_the_one_file_is_enough(home: Home, service: Service, tmp_path: Path) -> None:
+    alone = tmp_path / "alone" / "agent.py"
+    alone.parent.mkdir()
+    shutil.copy(MINO, alone)
+    service.script(answer("Hi."))
+    ended = run_piped(home, b"Hello\n", launcher=alone)
+    assert (ended.status, ended.stderr, os.listdir(alone.parent)) == (0, "", ["agent.py"]) and "Hi." in ended.stdout
+
+
+def test_the_default_instructions_are_those_of_the_project() -> None:
+    assert (HERE / "SOUL.md").read_bytes() == mino.DEFAULT_SOUL.encode()
+
+
+SOURCE = MINO.read_text(encoding="utf-8")
+BANNERS = [number for number, line in enumerate(SOURCE.split("\n"), 1) if line.startswith("# ---- ")]
+Function = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def section(statement: ast.stmt) -> int:
+    """The number of the section of mino.py that a statement stands in, 0 before the first."""
+    return sum(banner <= statement.lineno for banner in BANNERS)
+
+
+def defined_by(statement: ast.stmt) -> Iterator[str]:
+    """The names that a statement at the top level of a module defines."""
+    if isinstance(statement, (*Function, ast.ClassDef)):
+        yield statement.name
+    for target in getattr(statement, "targets", [getattr(statement, "target", None)]):
+        yield from (node.id for node in ast.walk(target) if isinstance(node, ast.Name)) if target else ()
+
+
+def evaluated_at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes below one that an import evaluates: all but the bodies of functions."""
+    inner = ast.iter_child_nodes(node)
+    if isinstance(node, (*Function, ast.Lambda)):
+        inner = iter([*node.args.defaults, *filter(None, node.args.kw_defaults), *getattr(node, "decorator_list", [])])
+    for child in inner:
+        yield child
+        yield from evaluated_at_import(child)
+
+
+def test_the_contents_of_mino_are_its_banners() -> None:
+    listed = re.findall(r"^    (\d+\. .+?)  +", (mino.__doc__ or "").split("Contents:")[1], re.MULTILINE)
+    assert listed == re.findall(r"^# ---- (.+?) -+$", SOURCE, re.MULTILINE) and len(listed) == len(BANNERS) >= 9
+
+
+def test_each_section_uses_only_names_from_those_above_it() -> None:
+    statements = ast.parse(SOURCE).body
+    homes = {name: section(statement) for statement in statements for name in defined_by(statement)}
+    early = []
+    for statement in statements:
+        names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+        local = {node.id for node in names if isinstance(node.ctx, ast.Store)} | {
+            node.arg for node in ast.walk(statement) if isinstance(node, ast.arg)}
+        early += [(node.id, node.lineno) for node in names
+                  if homes.get(node.id, 0) > section(statement) and node.id not in local]
+    assert len(homes) > 100 and early == []
+
+
+def test_importing_mino_does_no_work() -> None:
+    *body, guard = ast.parse(SOURCE).body
+    assert ast.unparse(guard).startswith("if __name__ == '__main__':")
+    allowed = (ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.ClassDef, *Function)
+    other = [statement for statement in body if not isinstance(statement, allowed)]
+    assert [section(statement) for statement in other] == [0] * len(other)  # may this Python run it at all?
+    work = {"os", "sys", "time", "gc", "select", "fcntl", "termios", "open", "print", "input"}
+    nodes = [node for statement in body if statement not in other for node in evaluated_at_import(statement)]
+    assert [node.id for node in nodes if isinstance(node, ast.Name) and node.id in work] == []
+    assert [call for call in nodes if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("signal.")] == []
+
+
+def test_every_function_of_mino_says_what_it_takes_and_gives() -> None:
+    functions = [node for node in ast.walk(ast.parse(SOURCE)) if isinstance(node, Function)]
+    bare = [f"{function.name}({argument.arg})" for function in functions for argument in ast.walk(function.args)
+            if isinstance(argument, ast.arg) and not argument.annotation and argument.arg not in ("self", "cls")]
+    assert len(functions) > 100 and bare + [f.name for f in functions if f.returns is None] == []
+
+
+# ---- 10. Tests: files -----------------------------------------------------------------------------------------------
+# All of it in ~/.mino, private whatever the umask. What is no real directory or regular file is refused by its name,
+# and nothing is followed, opened or changed. One process has the conversation; of two conversations none is chosen.
+# Nothing else is read: neither the working directory, nor variables made for other programs.
+
+
+def complete(home: Home) -> Home:
+    """The home with everything in it that a start would make."""
+    home.write_session(b"")
+    _write_private(home.soul, b"Be brief.\n")
+    _write_private(home.root / "sessions.lock", b"")
+    return home
+
+
+def everything(place: Path) -> Dict[str, Any]:
+    """All that is in a place: kind, mode and content of each entry."""
+    def content(path: Path) -> Any:
+        return os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None
+
+    return {str(path): (oct(path.lstat().st_mode), content(path)) for path in place.rglob("*")}
+
+
+def modes(home: Home) -> Dict[str, int]:
+    """The permissions of ~/.mino and all that is in it."""
+    return {path.name: path.lstat().st_mode & 0o777 for path in [home.root, *home.root.rglob("*")]}
+
+
+def refused(home: Home, **how: Any) -> str:
+    """What Mino says when it refuses to start: one sentence on stderr, and it asks nothing and shows nothing else."""
+    status, shown, errors = run_piped(home, b"", **how)
+    assert (status, shown) == (1, "") and errors.startswith("Error: ") and errors.count("\n") == 1, errors
+    return errors
+
+
+URL, MODEL, HIDDEN = PROMPTS = ["API URL [https://api.openai.com/v1]: ", "Model: ", "API Key (input hidden): "]
+HERE_URL = "http://127.0.0.1:9/v1"  # nobody listens on it; no question is asked in these tests
+REMOTE_URL = "https://api.example.com/v1"
+
+
+def set_up(mino: Mino, *answers: str) -> None:
+    """Answer the questions of a set-up, each when it is asked."""
+    for prompt, text in zip(PROMPTS, answers):
+        mino.expect(prompt)
+        mino.line(text)
+
+
+def displace(home: Home, path: Path, kind: str) -> None:
+    """Put something else where Mino has a file or a directory; that one is moved away."""
+    path.rename(home.place / "elsewhere")
+    (home.place / "elsewhere").chmod(0o755)
+    if kind == "link":
+        path.symlink_to(home.place / "elsewhere")
+    elif kind == "dangling link":
+        path.symlink_to(home.place / "nowhere")
+    else:
+        {"FIFO": os.mkfifo, "directory": os.mkdir, "file": Path.touch}[kind](path)
+
+
+GREETING = ("Mino - Chapter 04: Recovering Tool Turns\nHistory is restored on startup. Bash commands require approval. "
+            "Use /exit, Ctrl+D, or Ctrl+C to quit.")
+FILES = ["config.json", "SOUL.md", "sessions.lock", f"sessions/{SESSION}.jsonl"]
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "FIFO", "directory"])
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_no_regular_file_is_refused_by_name(home: Home, name: str, kind: str) -> None:
+    displace(complete(home), home.root / name, kind)
+    before = everything(home.place)
+    assert str(home.root / name) in refused(home) and everything(home.place) == before
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "FIFO", "file"])
+@pytest.mark.parametrize("name", ["", "sessions"])
+def test_what_is_no_real_directory_is_refused_by_name(home: Home, name: str, kind: str) -> None:
+    displace(complete(home), home.root / name, kind)
+    before = everything(home.place)
+    assert f"{home.root / name} " in refused(home) and everything(home.place) == before
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o777])
+def test_everything_mino_makes_is_private_whatever_the_umask(fresh: Home, umask: int) -> None:
+    script = after(fresh.place, f"os.umask({umask})")
+    with Mino(fresh, launcher=script) as mino:
+        set_up(mino, "", "tiny", KEY)
+        mino.ask("/exit")
+        assert mino.wait() == 0
+    fresh.session.write_bytes(b'{"v":2,')
+    assert run_piped(fresh, launcher=script).status == 0
+    copy, session = fresh.recovery_copies[0].name, fresh.session.name
+    assert modes(fresh) == {".mino": 0o700, "sessions": 0o700, "config.json": 0o600, "SOUL.md": 0o600,
+                            "sessions.lock": 0o600, session: 0o600, copy: 0o600}
+
+
+def test_what_others_could_read_is_made_private(home: Home) -> None:
+    private = modes(complete(home))
+    for path in [home.root, *home.root.rglob("*")]:
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    assert run_piped(home).status == 0 and modes(home) == private
+
+
+@pytest.mark.parametrize("value", [None, "", "home", "./home", "~"])
+def test_home_must_be_absolute(fresh: Home, value: Optional[str]) -> None:
+    assert "HOME" in refused(fresh, env={"HOME": value}) and os.listdir(fresh.work) == []
+
+
+def test_a_home_that_is_missing_is_named(fresh: Home) -> None:
+    assert str(fresh.place / "missing") in refused(fresh, env={"HOME": str(fresh.place / "missing")})
+
+
+def test_a_first_start_makes_one_empty_conversation_and_the_next_opens_it(home: Home) -> None:
+    assert run_piped(home).status == 0
+    first = home.session
+    assert run_piped(home).status == 0 and (home.session, first.read_bytes()) == (first, b"")
+    assert sorted(os.listdir(home.root)) == ["SOUL.md", "config.json", "sessions", "sessions.lock"]
+
+
+def test_of_two_conversations_none_is_chosen(home: Home) -> None:
+    for session_id in (SESSION, "f" * 32):
+        complete(home).write_session(numbered(*exchange("Hi?", "Hi.")), session_id)
+    before = everything(home.place)
+    assert "~/.mino/sessions contains more than one conversation" in refused(home) and everything(home.place) == before
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_what_is_not_named_like_a_conversation_is_none(home: Home, number: int) -> None:
+    (complete(home).sessions / "archive").mkdir(0o700)
+    others = ["A" * 32 + ".jsonl", "g" * 32 + ".jsonl", "a" * 31 + ".jsonl", "a" * 33 + ".jsonl", ".jsonl", "b" * 32,
+              "b" * 32 + ".jsonl.bak", "b" * 32 + ".jsonl\n", f"{SESSION}-recovery-x.jsonl", f"archive/{SESSION}.jsonl"]
+    for name in ["notes.txt", *others]:
+        _write_private(home.sessions / name, b"not a record\n")
+    if not number:
+        home.session.unlink()
+    before = everything(home.sessions)
+    assert run_piped(home).status == 0 and home.session.read_bytes() == b""
+    assert len(everything(home.sessions)) == len(before) + 1 - number
+    assert {**everything(home.sessions), **before} == everything(home.sessions)
+
+
+def test_a_second_mino_says_that_the_conversation_is_in_use(home: Home) -> None:
+    with Mino(complete(home)) as first:
+        first.expect("You> ")
+        home.write_session(b"", "f" * 32)  # the lock comes before the look into the directory
+        before = everything(home.place)
+        assert "Another Mino is using" in refused(home) and everything(home.place) == before
+        (home.sessions / f"{'f' * 32}.jsonl").unlink()
+        first.signal(signal.SIGKILL)
+        first.wait()
+        assert run_piped(home).status == 0 and (home.root / "sessions.lock").read_bytes() == b""
+
+
+def test_two_that_start_together_make_one_conversation(home: Home) -> None:
+    with Mino(home) as one, Mino(home) as other:
+        loser = until(lambda: [m for m in (one, other) if m.process.poll() is not None], "one of the two gives way")[0]
+        winner = one if loser is other else other
+        assert loser.wait() == 1 and "Another Mino is using" in loser.text and home.session
+        winner.ask("/exit")
+        assert winner.wait() == 0 and home.soul.read_text() == mino.DEFAULT_SOUL
+
+
+def test_the_lock_file_is_never_deleted(home: Home) -> None:
+    lock = complete(home).root / "sessions.lock"
+    before = lock.stat().st_ino
+    assert run_piped(home).status == 0 and lock.stat().st_ino == before
+
+
+def test_missing_instructions_are_the_default_ones(home: Home, service: Service) -> None:
+    service.script(answer("Hi."))
+    assert run_piped(home, b"Hello\n").status == 0 and home.soul.read_bytes() == mino.DEFAULT_SOUL.encode()
+    assert service.requests[0].body["instructions"] == mino.DEFAULT_SOUL
+
+
+def test_instructions_made_by_another_start_are_not_overwritten(home: Home, service: Service) -> None:
+    """They appear at the last moment, when Mino has found none and is about to make its own."""
+    script = launcher(home.place)
+    script.write_text(f"""import os, sys
+made = []
+def hook(event, arguments):
+    if event in ("os.link", "os.rename", "open") and {str(home.soul)!r} in arguments and not made:
+        if event != "open" or arguments[2] & os.O_CREAT:
+            made.append(event)
+            with open({str(home.soul)!r}, "w") as soul:
+                soul.write("First.")
+sys.addaudithook(hook)
+""" + script.read_text(), encoding="utf-8")
+    service.script(answer("Hi."))
+    assert run_piped(home, b"Hello\n", launcher=script).status == 0 and home.soul.read_text() == "First."
+    assert service.requests[0].body["instructions"] == "First."
+
+
+@pytest.mark.parametrize("text", ["Be brief.", "简短回答。\n", "\u0000\u001b[31m \U0001f95b", "x" * 65_536])
+def test_instructions_are_sent_as_they_are_and_kept(home: Home, service: Service, text: str) -> None:
+    _write_private(home.soul, text.encode())
+    service.script(answer("Hi."))
+    assert run_piped(home, b"Hello\n").status == 0
+    assert (service.requests[0].body["instructions"], home.soul.read_bytes()) == (text, text.encode())
+
+
+def test_instructions_are_read_once(home: Home, service: Service) -> None:
+    service.script(answer("One."), answer("Two."))
+    with Mino(complete(home)) as mino:
+        mino.expect("You> ")
+        home.soul.write_text("Be long.")
+        for question in ("first", "second"):
+            mino.line(question)
+            mino.expect("You> ")
+    assert [request.body["instructions"] for request in service.requests] == ["Be brief.\n"] * 2
+
+
+@pytest.mark.parametrize("content", [b"", b" \n\t\n", b"Be \xff brief.", b"x" * 65_537, "é".encode() * 32_769])
+def test_instructions_that_cannot_be_used_are_named_and_kept(home: Home, content: bytes) -> None:
+    _write_private(complete(home).soul, content)
+    before = everything(home.place)
+    assert str(home.soul) in refused(home) and everything(home.place) == before
+
+
+def test_nothing_else_is_read(home: Home, service: Service) -> None:
+    """Neither the working directory, which may be anybody's, nor what other programs are told by variables."""
+    planted = Home(home.work).configure("http://127.0.0.1:9/planted", "planted-key", "planted")
+    shutil.copytree(planted.root, home.work / ".mino")
+    for name in "AGENTS.md SOUL.md CLAUDE.md config.json .env requests.py json.py sitecustomize.py".split():
+        (home.work / name).write_text("OPENAI_API_KEY = 'planted'\nprint('planted')\nraise SystemExit('planted')\n")
+    variables = {f"OPENAI_{name}": "planted" for name in ("API_KEY", "BASE_URL", "MODEL", "ORGANIZATION", "PROJECT")}
+    service.script(answer("Hi."))
+    ended = run_piped(complete(home), b"Hello\n", env=variables)
+    (request,) = service.requests
+    assert (ended.status, ended.stderr) == (0, "")
+    assert b"planted" not in request.raw and "planted" not in str(request.headers) + ended.stdout
+    assert (request.body["instructions"], request.headers["Authorization"]) == ("Be brief.\n", f"Bearer {KEY}")
+
+
+def test_start_up_goes_in_order(home: Home) -> None:
+    """In a home in which everything is wrong, each repair shows what is looked at next."""
+    good = complete(home).config.read_bytes()
+    home.config.write_bytes(b"{")
+    home.soul.write_bytes(b"")
+    unfinished = numbered(user("milk"), response(call_item("echo milk", call_id="c")), start("c", "echo milk"))
+    home.write_session([{**unfinished[0], "seq": 5}, *unfinished[1:]])
+    home.write_session(b"", "f" * 32)
+    with open(home.root / "sessions.lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert "config.json" in refused(home)
+        home.config.write_bytes(good)
+        assert "SOUL.md" in refused(home)
+        home.soul.write_bytes(b"Be brief.")
+        assert "Another Mino" in refused(home)
+    assert "more than one conversation" in refused(home)
+    (home.sessions / f"{'f' * 32}.jsonl").unlink()
+    assert "line 1" in refused(home)
+    home.write_session(unfinished)
+    with Mino(home) as mino:
+        mino.expect("An interrupted tool turn was recovered without executing commands.\n")
+        mino.expect("A previous command started, but its result is unknown.")
+        mino.expect("[y/N] ")
+        mino.line("y")
+        assert mino.expect("Mino - Chapter 04: Recovering Tool Turns\n").strip() == "y"
+        mino.expect("\nYou> ")
+
+
+def test_starting_tells_nothing_of_the_conversation_and_asks_nothing(home: Home, service: Service) -> None:
+    home.write_session(numbered(*exchange("My name is Ada.", "Hello, Ada.")))
+    with Mino(home, cols=120) as mino:
+        mino.expect("You> ")
+        assert mino.screen() == f"{GREETING}\n\nYou>" and mino.cursor == (3, 5)
+        mino.line("/exit")
+        assert mino.wait() == 0 and service.requests == []
+
+
+@pytest.mark.parametrize("closed, status, shown", [
+    ([0], 0, "Goodbye.\n"), ([1], 1, ""), ([2], 0, "Goodbye.\n"), ([0, 2], 0, "Goodbye.\n"), ([0, 1, 2], 1, "")])
+def test_a_closed_descriptor_becomes_no_file_of_ours(home: Home, closed: List[int], status: int, shown: str) -> None:
+    """What would be printed there is not found in a file that was opened in its place."""
+    complete(home).write_session(b'{"v":2,')  # a notice follows
+    before = {name: found for name, found in everything(home.root).items() if name != str(home.session)}
+    ended = run_piped(home, b"/exit\n", launcher=after(home.place, f"for fd in {closed}: os.close(fd)"))
+    (copy,) = home.recovery_copies
+    assert ended.status == status and ended.stdout.endswith(shown) and "Traceback" not in ended.stderr
+    assert ("recovery" in ended.stderr) == (2 not in closed)
+    assert (copy.read_bytes(), home.session.read_bytes()) == (b'{"v":2,', b"")
+    assert {**everything(home.root), **before} == everything(home.root)
+
+
+# ---- 11. Tests: settings --------------------------------------------------------------------------------------------
+# A terminal is asked for what is missing, and for nothing else; a bad answer is explained and asked for again. The
+# answers are saved together at the end, or not at all. What is wrong in the file is told, and stays as it is.
+# The key is never shown, and goes nowhere but to the service; one on this machine may need none.
+
+def config(home: Home) -> Any:
+    """What config.json says."""
+    return json.loads(home.config.read_bytes())
+
+
+def test_a_first_start_asks_three_questions(fresh: Home) -> None:
+    with Mino(fresh, cols=120) as mino:
+        set_up(mino, "", "tiny", KEY)
+        mino.expect("You> ")
+        assert mino.screen() == "\n".join([URL.rstrip(), "Model: tiny", HIDDEN.rstrip(), GREETING, "", "You>"])
+    assert config(fresh) == {"base_url": "https://api.openai.com/v1", "model": "tiny", "api_key": KEY}
+    assert fresh.config.read_text().startswith('{\n  "') and fresh.config.read_text().endswith('"\n}\n')
+
+
+FULL = {"base_url": REMOTE_URL, "model": "tiny", "api_key": KEY}
+
+
+@pytest.mark.parametrize("given, asked", [
+    ({}, [URL, MODEL, HIDDEN]),
+    ({**FULL, "base_url": ""}, [URL]),
+    ({**FULL, "model": " \t"}, [MODEL]),
+    ({**FULL, "api_key": ""}, [HIDDEN]),
+    ({"model": "tiny"}, [URL, HIDDEN]),
+    ({"base_url": HERE_URL, "model": "tiny"}, [HIDDEN]),
+    ({"base_url": HERE_URL, "model": "tiny", "api_key": ""}, []),
+    (FULL, []),
+])
+def test_only_what_is_missing_is_asked_for(fresh: Home, given: Dict[str, str], asked: List[str]) -> None:
+    kept = {"theme": {"暗": [True, None, 1.5, 10 ** 30]}, "note": "\ud83d \u2028"}
+    fresh.configure("")
+    _write_private(fresh.config, json.dumps({**kept, **given}).encode())
+    before = fresh.config.read_bytes()
+    answers = dict(zip(PROMPTS, (REMOTE_URL, "small", "another-key")))
+    with Mino(fresh) as mino:
+        for prompt in asked:
+            mino.expect(prompt)
+            mino.line(answers[prompt])
+        mino.expect("You> ")
+        assert [prompt for prompt in PROMPTS if prompt.strip() in mino.text] == asked
+    fields = dict(zip(PROMPTS, FULL))
+    assert config(fresh) == {**kept, **given, **{fields[prompt]: answers[prompt] for prompt in asked}}
+    assert asked or fresh.config.read_bytes() == before
+    assert run_piped(fresh).status == 0
+
+
+def test_the_key_is_not_echoed(fresh: Home) -> None:
+    with Mino(fresh) as mino:
+        set_up(mino, "", "tiny")
+        mino.expect(HIDDEN)
+        assert not mino.echo_is_on()
+        mino.line(KEY)
+        mino.ask("/exit")
+        assert mino.wait() == 0 and mino.echo_is_on() and config(fresh)["api_key"] == KEY
+        assert KEY.encode() not in mino.output and KEY[4:].encode() not in mino.output
+
+
+@pytest.mark.parametrize("line_end", ["\r", "\n"])
+@pytest.mark.parametrize("url", ["", HERE_URL])
+def test_three_lines_may_be_pasted_at_once(fresh: Home, url: str, line_end: str) -> None:
+    with Mino(fresh) as mino:
+        mino.expect(URL)
+        assert b"\x1b[?2004h" not in mino.output  # or a terminal would mark the paste as one answer
+        mino.type(line_end.join([url, "tiny", KEY, ""]))
+        mino.expect("You> ")
+        assert config(fresh) == {"base_url": url or "https://api.openai.com/v1", "model": "tiny", "api_key": KEY}
+        assert KEY.encode() not in mino.output and mino.screen().count("Model: tiny\n") == 1
+
+
+def test_a_key_that_is_pasted_in_part_is_ended_unseen(fresh: Home) -> None:
+    with Mino(fresh) as mino:
+        mino.expect(URL)
+        mino.type(f"\rtiny\r{KEY[:9]}")
+        mino.expect(HIDDEN)
+        until(lambda: not mino.echo_is_on(), "echo is off")
+        mino.line(KEY[9:])
+        mino.expect("You> ")
+        assert KEY[:9].encode() not in mino.output and KEY[9:].encode() not in mino.output
+    assert config(fresh)["api_key"] == KEY
+
+
+@pytest.mark.parametrize("number, bad, why", [
+    (0, "api.example.com/v1", "https://"), (0, "https://me:pw@a.com/v1", "user"),
+    (0, "http://10.0.0.1/v1", "ssh -L 11434:localhost:11434 HOST"),
+    (1, "", "model"), (1, "a\x16\x01b", "model"), (1, b"t\xffny", "model"),
+    (2, "", "blank"), (2, "  ", "blank"), (2, "sk-\tabc", "key"), (2, "sk-\x16\x1b[31m", "key"),
+    (2, b"sk-\xff", "key"),
+])
+def test_a_bad_answer_is_explained_and_asked_for_again(fresh: Home, number: int, bad: Union[str, bytes],
+                                                       why: str) -> None:
+    good = [REMOTE_URL, "tiny", KEY]
+    with Mino(fresh) as mino:
+        set_up(mino, *good[:number])
+        mino.expect(PROMPTS[number])
+        mino.type((bad if isinstance(bad, bytes) else bad.encode()) + b"\r")
+        mino.expect("Error: ")
+        assert why in mino.expect(f"\n{PROMPTS[number]}") and not fresh.config.exists()
+        mino.line(good[number])
+        for prompt, text in list(zip(PROMPTS, good))[number + 1:]:
+            mino.expect(prompt)
+            mino.line(text)
+        mino.expect("You> ")
+    assert config(fresh) == FULL
+
+
+@pytest.mark.parametrize("answered", [0, 2])
+@pytest.mark.parametrize("end, status", [
+    ("\x03", 130), ("half\x03", 130), ("\x04", 0), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_cancelled_set_up_changes_nothing(fresh: Home, end: Union[str, int], status: int, answered: int) -> None:
+    before = b'{ "model":"", "mine" : 1}'
+    _write_private(fresh.configure("").config, before)
+    with Mino(fresh) as mino:
+        set_up(mino, *[REMOTE_URL, "tiny"][:answered])
+        mino.expect(PROMPTS[answered])
+        mino.type(end) if isinstance(end, str) else mino.signal(end)
+        assert mino.wait(1.5) == status and mino.echo_is_on()
+        assert mino.screen().endswith("\nSetup cancelled.") and mino.cursor[1] == 0 and "Traceback" not in mino.text
+    assert fresh.config.read_bytes() == before and sorted(os.listdir(fresh.root)) == ["config.json", "sessions"]
+
+
+def test_settings_are_replaced_whole(fresh: Home) -> None:
+    """Who has the old file open still has all of it, and nothing else is left."""
+    fresh.configure(REMOTE_URL, model="")
+    old, before = fresh.place / "old.json", fresh.config.read_bytes()
+    os.link(fresh.config, old)
+    with Mino(fresh) as mino:
+        mino.expect(MODEL)
+        mino.line("small")
+        mino.expect("You> ")
+    assert (old.read_bytes(), config(fresh)) == (before, {**FULL, "model": "small"})
+    assert sorted(os.listdir(fresh.root)) == ["SOUL.md", "config.json", "sessions", "sessions.lock"]
+
+
+def test_settings_that_cannot_be_written_leave_the_old_ones(fresh: Home) -> None:
+    fresh.configure(REMOTE_URL, model="")
+    before = everything(fresh.root)
+    small_files = after(fresh.place, "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9, 9))")
+    with Mino(fresh, launcher=small_files) as mino:
+        mino.expect(MODEL)
+        mino.line("small")
+        assert mino.wait() == 1 and f"Error: {fresh.config}: " in mino.text and "Traceback" not in mino.text
+    assert everything(fresh.root) == before
+
+
+@pytest.mark.parametrize("content", [
+    b"", b'{"model": "a",}', b"{} {}", b'{"note": NaN}', b'{"model": "\xff"}', b"[" * 100_000, b"[]", b"null",
+    b'{"base_url": 1}', b'{"model": ["tiny"]}', b'{"api_key": {"file": "key"}}'])
+def test_a_broken_config_is_named_and_kept(home: Home, content: bytes) -> None:
+    _write_private(complete(home).config, content)
+    before = everything(home.place)
+    assert str(home.config) in refused(home) and everything(home.place) == before
+
+
+@pytest.mark.parametrize("field, value", [
+    ("api_key", "sk-\nX-Evil: 1"), ("api_key", "sk-1\r\n"), ("api_key", "sk-\x7f"), ("api_key", "sk-\x1b[31m"),
+    ("api_key", "sk-\x85"), ("model", "a\nb"), ("model", "a\x00"), ("base_url", "http://example.com/v1"),
+    ("base_url", "https://example.com/v1?key=1")])
+def test_a_bad_value_in_the_config_is_named_and_kept(home: Home, field: str, value: str) -> None:
+    _write_private(complete(home).config, json.dumps({**FULL, field: value}).encode())
+    before, said = everything(home.place), refused(home)
+    assert str(home.config) in said and field in said and everything(home.place) == before
+    assert re.sub(r"[ -~]", "", said) == "\n"  # nothing of it on the screen that could be obeyed
+
+
+@pytest.mark.parametrize("typed, used", [
+    *[(url, url) for url in (
+        "https://api.openai.com/v1", "https://example.com", "https://example.com:8443/a/b", "https://10.0.0.1/v1",
+        "https://[2001:db8::1]/v1", "http://localhost:11434/v1", "http://localhost", "http://127.0.0.1:8080/v1",
+        "http://127.255.255.254/v1", "http://[::1]:11434/v1", "HTTPS://Example.com/V1", "http://LOCALHOST/v1",
+        "https://example.com/a%20b/~c")],
+    ("https://example.com/v1/", "https://example.com/v1"), ("https://example.com///", "https://example.com"),
+    ("http://[::1]/", "http://[::1]")])
+def test_a_url_is_used_without_its_trailing_slashes(typed: str, used: str) -> None:
+    assert mino.check_base_url(typed) == used
+
+
+@pytest.mark.parametrize("typed", [
+    "", " ", "/v1", "//example.com/v1", "example.com/v1", "localhost:11434", "ftp://example.com/v1", "file:///etc/passwd",
+    "https://", "https:///v1", "https:example.com", "https://me@example.com/v1", "https://me:pw@example.com/v1",
+    "https://@example.com/v1", "https://example.com/v1?a=b", "https://example.com/v1?", "https://example.com/v1#a",
+    "https://example.com/v1#", "https://exam ple.com/v1", "https://example.com/v 1", "https://example.com/\x1b[31m",
+    "https://example.com\n/v1", "https://exa\nmple.com", "https://example.com\\@localhost/v1",
+    "https://example.com:port/v1",
+    "https://example.com:65536/v1", "https://example.com:/v1", "https://[::1/v1", "https://[x]/v1",
+    "https://example.com:４４３/v1",
+])
+def test_what_is_no_plain_url_is_refused(typed: str) -> None:
+    with pytest.raises(mino.MinoError, match="https://"):
+        mino.check_base_url(typed)
+
+
+@pytest.mark.parametrize("host", [
+    "example.com", "10.0.0.1", "192.168.1.2:11434", "0.0.0.0", "128.0.0.1", "126.255.255.255", "[::2]", "[::]",
+    "localhost.example.com", "127.0.0.1.example.com", "xn--localhost", "notlocalhost"])
+def test_plain_http_is_for_this_machine(host: str) -> None:
+    with pytest.raises(mino.MinoError, match="ssh -L 11434:localhost:11434 HOST"):
+        mino.check_base_url(f"http://{host}/v1")
+
+
+@pytest.mark.parametrize("host", [
+    "localhost@example.com", "127.0.0.1:80@example.com", "localhost\\@example.com", "localhost#@example.com"])
+def test_a_host_in_disguise_is_not_this_machine(host: str) -> None:
+    with pytest.raises(mino.MinoError):
+        mino.check_base_url(f"http://{host}/v1")
+
+
+def test_a_service_on_this_machine_needs_no_key(fresh: Home, service: Service) -> None:
+    service.script(answer("Hi."))
+    with Mino(fresh) as mino:
+        set_up(mino, service.url + "/", "tiny", "")
+        mino.ask("Hello")
+        mino.expect("Hi.")
+        mino.ask("/exit")
+        assert mino.wait() == 0
+    assert service.requests[0].path == "/v1/responses" and service.requests[0].headers["Authorization"] is None
+    assert config(fresh) == {"base_url": service.url, "model": "tiny", "api_key": ""} and run_piped(fresh).status == 0
+
+
+@pytest.mark.parametrize("key", [KEY, "x", "clé-秘密"])
+def test_the_key_is_sent_as_it_is(home: Home, service: Service, key: str) -> None:
+    home.configure(service.url, key)
+    service.script(answer("Hi."))
+    assert run_piped(home, b"Hello\n").status == 0
+    assert service.requests[0].headers["Authorization"].encode("latin-1").decode() == f"Bearer {key}"
+
+
+@pytest.mark.parametrize("ends", [
+    {"stdin": b"a\nb\nc\n"}, {"stdin": "null", "stdout": "pipe"}, {"stdout": "pipe"}])
+def test_without_a_terminal_incomplete_settings_are_an_error(fresh: Home, ends: Dict[str, Any]) -> None:
+    with Mino(fresh, **ends) as mino:
+        assert mino.wait() == 1 and "API URL" not in mino.text
+        assert "Error: " in mino.text and "Start Mino in a terminal once" in mino.text
+    assert os.listdir(fresh.root) == ["sessions"]
+
+
+# ---- 12. Tests: the dialogue ----------------------------------------------------------------------------------------
+# What a person reads and types. Whole screens at 80 columns are compared as they are; every line of Mino's own begins
+# at column 0, text is shown when it comes and never twice, and an error neither ends the chat nor sends anything.
+# Errors and notices go to standard error, in order with the rest.
+
+OPENING = """\
+Mino - Chapter 04: Recovering Tool Turns
+History is restored on startup. Bash commands require approval. Use /exit, Ctrl+D, or Ctrl+C to quit.
+
+"""
+
+
+def as_shown(text: str, **values: Any) -> str:
+    """The text with its values put in, cut into lines of 80 columns as a terminal does."""
+    lines = text.format(**values).rstrip("\n").split("\n")
+    return "\n".join(line[at:at + 80].rstrip(" ") for line in lines for at in range(0, max(len(line), 1), 80))
+
+
+def chat(home: Home, *lines: str, **how: Any) -> str:
+    """The screen, below the opening lines, of a chat in which these lines are typed and then /exit."""
+    with Mino(home, **how) as mino_:
+        for line in (*lines, "/exit"):
+            mino_.ask(line)
+        assert mino_.wait() == 0
+        return below_the_opening(mino_.screen())
+
+
+def below_the_opening(screen: str) -> str:
+    """What a screen shows after the opening lines, which must be there once."""
+    before, opening, rest = (screen + "\n").partition(as_shown(OPENING) + "\n\n")
+    assert opening and as_shown(OPENING) not in rest, screen
+    return rest.rstrip("\n")
+
+
+def asked(service: Service) -> List[Any]:
+    """The last input item of each request, a user message as its text."""
+    items = [request.body["input"][-1] for request in service.requests]
+    return [item.get("content", item) if item.get("role") == "user" else item for item in items]
+
+
+def fragments(*found: Dict[str, Any]) -> str:
+    """What is shown of these events."""
+    return mino.Answer(mino.Redactor("")).take([(event["type"], json.dumps(event)) for event in found])
+
+
+def test_the_first_start_asks_for_settings_and_then_chats(tmp_path: Path, service: Service) -> None:
+    service.script(answer("Hello, what can I do?"))
+    with Mino(Home(tmp_path)) as mino_:
+        for question, typed in (("API URL", service.url), ("Model", "tiny"), ("hidden", KEY), ("You> ", "Hello.")):
+            mino_.expect(question)
+            mino_.line(typed)
+        mino_.ask("/exit")
+        assert mino_.wait() == 0 and mino_.screen() == as_shown("""\
+API URL [https://api.openai.com/v1]: {url}
+Model: tiny
+API Key (input hidden):
+Mino - Chapter 04: Recovering Tool Turns
+History is restored on startup. Bash commands require approval. Use /exit, Ctrl+D, or Ctrl+C to quit.
+
+You> Hello.
+
+Assistant> Hello, what can I do?
+
+You> /exit
+Goodbye.
+""", url=service.url)
+
+
+def test_a_question_is_answered(home: Home, service: Service) -> None:
+    service.script(answer("Four.", chunks=["Fo", "ur."]), answer("Yes:\n\n    2 + 2 = 4\n"))
+    assert chat(home, "What is 2 + 2?", "Sure?") == """\
+You> What is 2 + 2?
+
+Assistant> Four.
+
+You> Sure?
+
+Assistant> Yes:
+
+    2 + 2 = 4
+
+You> /exit
+Goodbye."""
+
+
+def test_an_approved_command_shows_its_result(home: Home, service: Service) -> None:
+    service.script(call("echo milk > list.txt; cat list.txt"),
+                   calls(["printf eggs; exit 3", "true"], text="And now?"), answer("Done."))
+    with Mino(home) as mino_:
+        mino_.ask("Make a list.")
+        for decision in ("y", "yes", "no"):
+            mino_.expect("[y/N] ")
+            mino_.line(decision)
+        mino_.ask("/exit")
+        assert mino_.wait() == 0
+        assert below_the_opening(mino_.screen()) == as_shown("""\
+You> Make a list.
+
+Assistant>
+[Tool: bash]
+Command: "echo milk > list.txt; cat list.txt"
+Working directory: "{work}"
+Environment: "PATH=/opt/homebrew/bin:/usr/local/bin:/usr/local/go/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME={home}", "LANG=en_US.UTF-8"
+Limits: 30 s, 65536 bytes of output
+Runs with your account's permissions; this is not a sandbox.
+Approve this operation? [y/N] y
+
+[Tool result: completed; exit code 0]
+milk
+
+Assistant> And now?
+[Tool: bash]
+Command: "printf eggs; exit 3"
+Working directory: "{work}"
+Environment: "PATH=/opt/homebrew/bin:/usr/local/bin:/usr/local/go/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME={home}", "LANG=en_US.UTF-8"
+Limits: 30 s, 65536 bytes of output
+Runs with your account's permissions; this is not a sandbox.
+Approve this operation? [y/N] yes
+
+[Tool result: failed; exit code 3]
+eggs
+
+[Tool: bash]
+Command: "true"
+Working directory: "{work}"
+Environment: "PATH=/opt/homebrew/bin:/usr/local/bin:/usr/local/go/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME={home}", "LANG=en_US.UTF-8"
+Limits: 30 s, 65536 bytes of output
+Runs with your account's permissions; this is not a sandbox.
+Approve this operation? [y/N] no
+
+[Tool result: denied]
+The user denied this operation. It was not executed.
+
+Assistant> Done.
+
+You> /exit
+Goodbye.
+""", work=home.work, home=home.path)
+
+
+def test_an_error_in_mid_answer_begins_a_line_and_the_chat_goes_on(home: Home, service: Service) -> None:
+    service.script(stream(delta("Half an ans"), failed("The model crashed.")), problem(401, "Bad key"),
+                   stream(delta("A line\n"), failed("Again.")), answer("Here I am."))
+    assert chat(home, "Hi", "And now?", "Or now?", "Now?") == """\
+You> Hi
+
+Assistant> Half an ans
+Error: The model crashed.
+
+You> And now?
+
+Assistant>
+Error: The service answered 401: Bad key. Check api_key in ~/.mino/config.json.
+
+You> Or now?
+
+Assistant> A line
+Error: Again.
+
+You> Now?
+
+Assistant> Here I am.
+
+You> /exit
+Goodbye."""
+    assert len(service.requests) == 4
+
+
+def test_the_acknowledgement_gate_stands_before_the_banner(home: Home, service: Service) -> None:
+    service.script(answer("It may have been added."))
+    home.write_session(numbered(
+        user("Add milk and eggs."), response(call_item("echo milk >> a.txt\necho eggs >> a.txt", call_id="c"),
+                                             text="I append both."),
+        start("c", "echo milk >> a.txt\necho eggs >> a.txt")))
+    with Mino(home) as mino_:
+        mino_.expect("[y/N] ")
+        mino_.line("y")
+        for line in ("What happened?", "/exit"):
+            mino_.ask(line)
+        assert mino_.wait() == 0 and mino_.screen() == as_shown("""\
+An interrupted tool turn was recovered without executing commands.
+A previous command started, but its result is unknown. It may have changed files or external systems. Mino has not rerun it. Review those effects before continuing.
+Command: "echo milk >> a.txt\\n"
+         "echo eggs >> a.txt"
+Do you understand that these commands may already have run? [y/N] y
+Mino - Chapter 04: Recovering Tool Turns
+History is restored on startup. Bash commands require approval. Use /exit, Ctrl+D, or Ctrl+C to quit.
+
+You> What happened?
+
+Assistant> It may have been added.
+
+You> /exit
+Goodbye.
+""")
+
+
+@pytest.mark.parametrize("keys, last", [("/exit\r", "You> /exit\nGoodbye."), ("\x04", "You>\nGoodbye.")])
+def test_leaving_says_goodbye_on_the_next_line(keys: str, last: str, home: Home) -> None:
+    with Mino(home) as mino_:
+        mino_.expect("You> ")
+        mino_.type(keys)
+        assert (mino_.wait(), mino_.cursor[1], below_the_opening(mino_.screen())) == (0, 0, last)
+
+
+@pytest.mark.parametrize("draft", ["", "half a quest"])
+def test_control_c_leaves_without_goodbye(draft: str, home: Home, service: Service) -> None:
+    with Mino(home) as mino_:
+        mino_.expect("You> ")
+        mino_.type(draft)
+        mino_.expect(draft)
+        mino_.type("\x03")
+        assert (mino_.wait(), mino_.cursor[1], mino_.echo_is_on(), service.requests) == (130, 0, True, [])
+        assert below_the_opening(mino_.screen()).replace("^C", "") == f"You> {draft}".rstrip()
+
+
+@pytest.mark.parametrize("reply, busy", [
+    (Reply([sse(delta("Half a ")), Hold()]), "Half a "), (Reply([sse(delta("A line.\n")), Hold()]), "A line.\n"),
+    (call("echo ready > ready; sleep 60"), "")])
+def test_control_c_leaves_the_cursor_at_the_start_of_a_line(reply: Reply, busy: str, home: Home, service: Service) -> None:
+    service.script(reply)
+    with Mino(home) as mino_:
+        mino_.ask("Hi")
+        mino_.expect(busy or "[y/N] ")
+        if not busy:
+            mino_.line("y")
+            until((home.work / "ready").exists, "the command runs")
+        mino_.type("\x03")
+        assert (mino_.wait(), mino_.cursor[1]) == (130, 0) and "Goodbye." not in mino_.text
+
+
+def test_control_d_in_a_line_is_a_key_and_no_end(home: Home, service: Service) -> None:
+    service.script(answer("Hi."))
+    chat(home, "xHello\x01\x04")
+    assert asked(service) == ["Hello"]
+
+
+def test_blank_lines_prompt_again_without_a_request(home: Home, service: Service) -> None:
+    assert chat(home, "", "   ", "\u3000").split("\n") == ["You>", "You>", "You> \u3000", "You> /exit", "Goodbye."]
+    assert service.requests == [] and home.records() == []
+
+
+def test_a_dialogue_through_pipes_keeps_its_lines_and_its_order(home: Home, service: Service) -> None:
+    service.script(stream(delta("Half an ans"), failed("The model crashed.")), answer("Fine."))
+    run = run_piped(home, b"Hi\n\nAnd now?\n", merged=True)
+    lines = [line.rstrip() for line in run.stdout[len(OPENING):].split("\n") if line.strip()]
+    assert run.status == 0 and run.stdout.startswith(OPENING) and lines == [
+        "You>", "Assistant> Half an ans", "Error: The model crashed.", "You>", "You>", "Assistant> Fine.", "You>", "Goodbye."]
+
+
+def test_errors_and_notices_go_to_standard_error(home: Home, service: Service) -> None:
+    service.script(stream(delta("Half"), failed("Crash.")))
+    home.write_session(numbered(user("Hi")))
+    run = run_piped(home, b"Hello\n")
+    assert run.stderr == ("An interrupted turn was kept but left out of the context. It was not retried.\n"
+                          "Error: Crash.\n") and "Error" not in run.stdout and "Goodbye.\n" in run.stdout
+
+
+def test_there_is_no_other_command(home: Home, service: Service) -> None:
+    lines = ["/new", "/help", "/exit now", "exit", "quit", "y"]
+    service.script(*[answer("I see.") for _ in lines])
+    chat(home, *lines)
+    assert asked(service) == lines
+
+
+def test_the_label_is_printed_when_the_request_is_sent_and_text_when_it_is_read(home: Home, service: Service) -> None:
+    before, after, reply = Hold(), Hold(), answer("Hello there.")
+    shown = [sse(delta("Hello ")), after, sse(delta("there.")), sse(completed(message_item("Hello there.")))]
+    service.script(reply._replace(parts=shown, before=before))
+    with Mino(home) as mino_:
+        mino_.ask("Hi")
+        before.wait()
+        mino_.expect("\nAssistant> ")
+        before.release()
+        mino_.expect("Hello ")
+        after.wait()
+        assert home.kinds() == ["user_message"]
+        after.release()
+        mino_.expect("there.\n\nYou> ")
+        assert mino_.text.count("Hello") == 1 and home.kinds()[1:] == ["model_response", "turn_end completed"]
+
+
+@pytest.mark.parametrize("found, shown", [
+    ([delta("a"), delta("b")], "ab"),
+    ([delta("a"), delta("b", 1)], "a\nb"),
+    ([delta("a"), delta("b", 0, 1)], "a\nb"),
+    ([delta("a"), delta("", 1), delta("b")], "ab"),
+    ([delta("a"), delta("b", 1), delta("c", 1), delta("d", 0)], "a\nbc\nd"),
+    ([delta("a", item_id="x"), delta("b", item_id="y")], "ab"),  # the same index is the same item
+    ([delta("a", None, None, item_id="x"), delta("b", None, None, item_id="y")], "a\nb"),
+    ([delta("a", None, None, item_id="x"), delta("b", None, None, item_id="x")], "ab"),
+    ([delta("a", None, None), delta("b", None, None)], "ab"),
+    ([delta("a", None, 0), delta("b", None, 1)], "a\nb"),
+    ([delta("a\n"), delta("b", 1)], "a\nb"),
+    ([delta("a"), delta("No.", 0, 1, "refusal"), delta(" Never.", 0, 1, "refusal")], "a\nModel refused: No. Never."),
+    ([delta("", kind="refusal"), delta("No.", kind="refusal"), delta("So.", 1, kind="refusal")], "Model refused: No.\nSo."),
+])
+def test_text_of_a_further_item_or_part_begins_a_line(found: List[Dict[str, Any]], shown: str) -> None:
+    assert fragments(*found) == shown
+
+
+def test_text_that_was_not_streamed_is_shown_at_completion(home: Home, service: Service) -> None:
+    service.script(stream(completed(reasoning_item(), message_item("One."), message_item("Two."))),
+                   stream(completed(message_item("I will not.", "refusal"))))
+    assert chat(home, "Hi", "And?") == """\
+You> Hi
+
+Assistant> One.
+Two.
+
+You> And?
+
+Assistant> Model refused: I will not.
+
+You> /exit
+Goodbye."""
+
+
+def test_the_prefix_of_a_refusal_is_display_only(home: Home, service: Service) -> None:
+    item = message_item("I will not.", "refusal")
+    service.script(stream(*events(item, chunks=["I will", " not."])), answer("Good."))
+    assert "\nAssistant> Model refused: I will not.\n\nYou> " in chat(home, "Do it.", "Well?")
+    assert home.records()[1]["text"] == "I will not." and b"Model refused" not in service.requests[1].raw
+
+
+def test_the_lines_between_items_are_display_only(home: Home, service: Service) -> None:
+    service.script(stream(*events(message_item("One."), message_item("Two."))))
+    assert "\nAssistant> One.\nTwo.\n" in chat(home, "Hi") and home.records()[1]["text"] == "One.Two."
+
+
+def test_a_storage_error_ends_the_chat_and_says_what_is_not_known(home: Home, service: Service, tmp_path: Path) -> None:
+    service.script(answer("word " * 1000))
+    full_disk = tmp_path / "full_disk.py"
+    full_disk.write_text("import resource, runpy\nresource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))\n"
+                         f"runpy.run_path({str(MINO)!r}, run_name='__main__')", encoding="utf-8")
+    log = run_piped(home, b"Hi\nHi again\n", launcher=full_disk, merged=True)
+    last = log.stdout.rpartition("word \n")[2].strip()
+    assert log.status == 1 and "\n" not in last and last.startswith("Error: ") and "Goodbye." not in log.stdout
+    assert "neither known to be saved nor known to be lost" in last and "the next start checks" in last
+    assert len(service.requests) == 1 and "Goodbye.\n" in run_piped(home).stdout and home.kinds()[1:] == [
+        "turn_end interrupted"]
+
+
+def test_a_line_that_cannot_be_sent_is_an_error_and_the_chat_goes_on(home: Home, service: Service) -> None:
+    service.script(answer("Hi."), answer("Long."))
+    mebibyte = b"a" * (1 << 20)
+    lines = [b"caf\xe9", b"\xed\xa0\x80", mebibyte + b"a", "牛".encode() * 349_526, b"Hello", mebibyte]
+    run = run_piped(home, b"\n".join(lines) + b"\n")
+    assert re.findall("^Error: .*(UTF-8|1 MiB)", run.stderr, re.MULTILINE) == ["UTF-8"] * 2 + ["1 MiB"] * 2
+    assert run.status == 0 and run.stderr.count("\n") == 4 and asked(service) == ["Hello", mebibyte.decode()]
+    assert [record["text"] for record in home.records() if record["kind"] == "user_message"] == asked(service)
+
+
+def skip_without_gnu_readline() -> None:
+    """Skip a test of what only GNU readline can do."""
+    if "libedit" in (pytest.importorskip("readline").__doc__ or ""):
+        pytest.skip("the line editor is libedit")
+
+
+@pytest.mark.parametrize("keys", [b"\xff\r", b"\x1b[200~caf\xe9 au lait\x1b[201~\r"])
+def test_typed_bytes_that_are_not_utf_8_are_an_error(keys: bytes, home: Home, service: Service) -> None:
+    skip_without_gnu_readline()
+    service.script(answer("Hi."))
+    with Mino(home) as mino_:
+        mino_.expect("You> ")
+        mino_.type(keys)
+        mino_.expect("\nError: The input is not valid UTF-8")
+        mino_.ask("café")
+        mino_.expect("Hi.")
+    assert asked(service) == ["café"]
+
+
+def test_a_pasted_text_of_several_lines_is_one_message(home: Home, service: Service) -> None:
+    skip_without_gnu_readline()
+    service.script(answer("I see."))
+    with Mino(home) as mino_:
+        mino_.expect("You> ")
+        assert mino_.output.endswith(b"\x1b[?2004hYou> ")  # which tells the terminal to put a paste into brackets
+        mino_.line("\x1b[200~def f():\n    return 1\n\x1b[201~# 牛奶")
+        mino_.expect("I see.")
+    assert asked(service) == ["def f():\n    return 1\n# 牛奶"]
+
+
+def test_up_recalls_the_questions_of_this_run_and_of_earlier_ones(home: Home, service: Service) -> None:
+    skip_without_gnu_readline()
+    home.write_session(numbered(*exchange("An earlier\nquestion", "Yes.")))
+    service.script(call("true"), answer("One."), answer("Two."), answer("Three."))
+    with Mino(home) as mino_:
+        mino_.ask("Run it.")
+        mino_.expect("[y/N] ")
+        mino_.line("y")
+        for keys in ("\x1b[A", "\x1b[A\x1b[A\x1b[A", "/exit"):  # no `y` among them
+            mino_.ask(keys)
+        assert mino_.wait() == 0
+    assert [text for text in asked(service) if isinstance(text, str)] == ["Run it.", "Run it.", "An earlier\nquestion"]
+
+
+def test_up_goes_back_five_hundred_questions_and_shows_them_cleaned(home: Home, service: Service) -> None:
+    skip_without_gnu_readline()
+    texts = [f"\x1b[31mq{number}\u202e" for number in range(502)]
+    home.write_session(numbered(*[record for number, text in enumerate(texts)
+                                  for record in exchange(text, "Yes.", f"{number:032x}")]))
+    service.script(answer("Hi."))
+    with Mino(home) as mino_:
+        mino_.ask("\x1b<")  # the first of all
+        mino_.expect("Hi.")
+        assert asked(service)[-1:] == ["[31mq2"] and b"\x1b[31m" not in mino_.output
+
+
+def test_a_recalled_question_is_sent_as_it_was_asked(home: Home, service: Service) -> None:
+    skip_without_gnu_readline()
+    service.script(answer("One."), answer("Two."))
+    family = "Who is 👨‍👩‍👧 and می‌خواهم?"
+    chat(home, family, "\x1b[A")
+    assert asked(service) == [family, family]
+
+
+class Shell:
+    """A bash with job control in which Mino was started as a person does."""
+
+    def __init__(self, home: Home) -> None:
+        """Say where; `with` starts it."""
+        script = home.place / "shell.py"
+        script.write_text("import os\nos.execv('/bin/bash', ['bash', '--noprofile', '--norc', '-i'])", encoding="utf-8")
+        self.mino = Mino(home, launcher=script, env={"PS1": "shell$ ", "HISTFILE": None})
+
+    def __enter__(self) -> "Shell":
+        """Start the shell, and Mino in it."""
+        self.mino.__enter__()
+        self.mino.expect("shell$ ")
+        self.mino.line(f"{shlex.quote(sys.executable)} {shlex.quote(str(MINO))}")
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        """End both."""
+        self.mino.__exit__(*exception)
+
+    def stop(self) -> None:
+        """Press Ctrl+Z, which must give the terminal back to the shell."""
+        self.mino.type("\x1a")
+        assert "Stopped" in self.mino.expect("shell$ ")
+
+    def resume(self) -> None:
+        """Type fg."""
+        self.mino.line("fg")
+        self.mino.expect("mino.py\n")
+
+    def leave(self) -> int:
+        """The exit status of Mino, after /exit."""
+        self.mino.ask("/exit")
+        self.mino.expect("Goodbye.\nshell$ ")
+        self.mino.line("exit $?")
+        return self.mino.wait()
+
+
+def test_control_z_and_fg_keep_the_draft_of_a_question(home: Home, service: Service) -> None:
+    service.script(answer("Hi."))
+    with Shell(home) as shell:
+        shell.mino.expect("You> ")
+        shell.mino.type("Hel")
+        shell.mino.expect("Hel")
+        for _ in range(2):
+            shell.stop()
+            shell.resume()
+            shell.mino.expect("You> Hel")
+        shell.mino.line("lo")
+        assert shell.leave() == 0
+    assert asked(service) == ["Hello"]
+
+
+def test_control_z_and_fg_ask_again_for_an_approval(home: Home, service: Service) -> None:
+    service.script(call("echo ran > ran.txt"), answer("Done."))
+    with Shell(home) as shell:
+        shell.mino.ask("Run it.")
+        shell.mino.expect("[y/N] ")
+        shell.mino.type("y")
+        shell.stop()
+        shell.resume()
+        shell.mino.expect("Approve this operation? [y/N] ")
+        assert not (home.work / "ran.txt").exists()
+        shell.mino.line("y")
+        assert shell.leave() == 0 and (home.work / "ran.txt").exists()
+
+
+def test_control_z_and_fg_keep_a_stream(home: Home, service: Service) -> None:
+    hold = Hold()
+    service.script(Reply([sse(delta("Half of ")), hold, sse(delta("it.")), sse(completed(message_item("Half of it.")))]))
+    with Shell(home) as shell:
+        shell.mino.ask("Hi")
+        shell.mino.expect("Half of ")
+        shell.stop()
+        hold.release()
+        shell.resume()
+        shell.mino.expect("it.\n\n")
+        assert shell.leave() == 0
+    assert home.records()[1]["text"] == "Half of it."
+
+
+@pytest.mark.parametrize("encoding, shown", [("ascii", "milk [?]+ [?]+"), ("latin-1", "milk [?]+ \xfc")])
+def test_a_character_that_the_output_cannot_encode_has_a_substitute(encoding: str, shown: str, home: Home,
+                                                                    service: Service) -> None:
+    service.script(answer("milk 牛奶 ü"), stream(failed("kaputt: 牛奶 ü")))
+    with Mino(home, stdin=b"Hi\nHi\n", stdout="pipe", stderr="pipe", env={"PYTHONIOENCODING": encoding}) as mino_:
+        assert mino_.wait() == 0
+    said, errors = (bytes(mino_.streams[name]).decode("latin-1") for name in ("stdout", "stderr"))
+    substitute = re.sub(r"\\(?:x..|u....)", "?", said)
+    assert re.search(shown, substitute) and "Goodbye." in said and "Error: kaputt: " in errors
+    assert home.records()[1]["text"] == "milk 牛奶 ü"
+
+
+@pytest.mark.parametrize("item", [message_item("Half of it."), call_item("ls")])
+def test_an_output_closed_in_the_stream_ends_the_turn_cancelled_and_silently(item: Dict[str, Any], home: Home,
+                                                                             service: Service) -> None:
+    hold, found = Hold(), events(item, chunks=["Half ", "of it."])
+    service.script(Reply([*map(sse, found[:5]), hold, *map(sse, found[5:])]))
+    with Mino(home, stdin=b"Hi\nHi again\n", stdout="pipe", stderr="pipe") as mino_:
+        mino_.expect("Assistant> " + "Half " * (item["type"] == "message"))
+        hold.wait()
+        mino_.close("stdout")
+        hold.release()
+        assert (mino_.wait(), bytes(mino_.streams["stderr"])) == (1, b"")
+    assert home.kinds()[-1] == "turn_end cancelled" and len(service.requests) == 1
+
+
+@pytest.mark.parametrize("line, kinds", [("Hi", ["user_message", "turn_end cancelled"]), ("/exit", []), ("\n/exit", [])])
+def test_an_output_closed_at_the_prompt_ends_the_chat_silently(line: str, kinds: List[str], home: Home,
+                                                               service: Service) -> None:
+    with Mino(home, stdin="pipe", stdout="pipe", stderr="pipe") as mino_:
+        mino_.expect("You> ")
+        mino_.close("stdout")
+        mino_.line(line)
+        assert (mino_.wait(), bytes(mino_.streams["stderr"]), home.kinds(), service.requests) == (1, b"", kinds, [])
+
+
+def test_a_dumb_terminal_gets_plain_text(home: Home, service: Service) -> None:
+    service.script(call("echo milk"), answer("Done."))
+    with Mino(home, env={"TERM": "dumb"}) as mino_:
+        mino_.ask("Run it.")
+        mino_.expect("[y/N] ")
+        mino_.line("y")
+        mino_.expect("You> ")
+        mino_.type("\x04")
+        assert mino_.wait() == 0 and b"\x1b" not in mino_.output
+        assert mino_.screen().endswith("\nmilk\n\nAssistant> Done.\n\nYou>\nGoodbye.")
+
+
+def test_wide_characters_wrap_and_are_edited_whole(home: Home, service: Service) -> None:
+    service.script(answer("好" * 50), answer("OK."))
+    assert chat(home, "牛" * 50, "牛奶\x7f.") == "\n".join([
+        "You> " + "牛" * 37, "牛" * 13, "", "Assistant> " + "好" * 34, "好" * 16, "", "You> 牛.", "", "Assistant> OK.", "",
+        "You> /exit", "Goodbye."])
+    assert asked(service) == ["牛" * 50, "牛."]
+
+
+# ---- 13. Tests: what is shown, and what is decided ------------------------------------------------------------------
+# Nothing of the model, a tool, a file or the server reaches the terminal uncleaned; what is approved is exactly what is
+# read. Only `y` and `yes`, typed after the question was shown, approve; whoever can't be asked has denied.
+
+TAGS = "".join(chr(0xE0000 + ord(letter)) for letter in "gbeng") + "\U000e007f"
+HOSTILE = "\x1b[31m\x07\x08\r\x9b2J\x85\x7f\u202e\u2066\u200b\u2060\ufeff\U000e0041"
+
+
+def points(*ranges: Tuple[int, int]) -> set[str]:
+    """The characters of some ranges, ends included."""
+    return {chr(point) for first, last in ranges for point in range(first, last + 1)}
+
+
+DROPPED = points((0, 8), (0x0B, 0x1F), (0x7F, 0x9F), (0x200B, 0x200B), (0x202A, 0x202E), (0x2060, 0x2060),
+                 (0x2066, 0x2069), (0xD800, 0xDFFF), (0xFEFF, 0xFEFF), (0xE0000, 0xE007F))
+BLANK = points((0x34F, 0x34F), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F), (0x2800, 0x2800), (0x3164, 0x3164),
+               (0xFE00, 0xFE0F), (0xFFA0, 0xFFA0), (0x1D159, 0x1D159), (0xE0100, 0xE01EF))
+
+
+def test_cleaning_drops_exactly_what_moves_hides_or_reorders() -> None:
+    assert {char for char in map(chr, range(sys.maxunicode + 1)) if mino.clean(char) != char} == DROPPED
+    assert mino.clean("".join(sorted(DROPPED)) + "\n\t.") == "\n\t."
+
+
+@pytest.mark.parametrize("text, shown", [
+    ("👨‍👩‍👧 ❤️ ☎︎ 👍🏽 🇩🇪", None),  # joiners, variation selectors, skin tones, regional letters
+    ("मुझे क्‍या चाहिए", None), ("می‌خواهم", None), ("我要牛奶", None), ("שלום \u200e\u200f", None), ("e\u0301 ñ Ω", None),
+    ("🏴" + TAGS, "🏴"),  # the price
+    ("a\x1b[31mb\x1b]0;title\x07c\r\n\td", "a[31mb]0;titlec\n\td"),
+    ("gpj.\u202eexe", "gpj.exe"), ("a\ud83db", "ab"), ("", None),
+])
+def test_cleaning_leaves_every_script_intact(text: str, shown: Optional[str]) -> None:
+    assert mino.clean(text) == (text if shown is None else shown)
+
+
+def test_a_quoted_text_escapes_exactly_what_is_not_plainly_visible() -> None:
+    everything = "".join(map(chr, (*range(0x20000), *range(0xE0000, 0xE0200), 0xF0000, 0x10FFFF)))
+    tokens = re.findall(r'\\x..|\\u....|\\U.{8}|\\.|[^\\]', mino.quote(everything)[1:-1], re.DOTALL)
+    escaped = {char for char, token in zip(everything, tokens) if char != token}
+    hidden = {char for char in everything if unicodedata.category(char)[0] in "CZ"} - {" "}
+    assert len(tokens) == len(everything) and escaped == hidden | BLANK | {'"', "\\"}
+    assert all(token == char or token[1] in 'ntr"\\' or chr(int(token[2:], 16)) == char
+               for char, token in zip(everything, tokens))
+
+
+@pytest.mark.parametrize("text, quoted", [
+    ("echo 牛奶", '"echo 牛奶"'), ("", '""'), ("  a  ", '"  a  "'), ('say "hi" \\n', r'"say \"hi\" \\n"'),
+    ("a\tb\r\n", r'"a\tb\r\n"'), ("\x00\x1b\x7f\x85\xa0\xad", r'"\x00\x1b\x7f\x85\xa0\xad"'),
+    ("\u200b\u200d\u202e\u2028\u3000\ufeff", r'"\u200b\u200d\u202e\u2028\u3000\ufeff"'), ("\ud800", r'"\ud800"'),
+    ("\ue000\uffff\U000e0041\U0010ffff", r'"\ue000\uffff\U000e0041\U0010ffff"'),
+    ("ls\ufe0f\u3164\u115f\u2800\U000e0100", r'"ls\ufe0f\u3164\u115f\u2800\U000e0100"'),
+    ("é e\u0301 ß क्या שלום 😀", '"é e\u0301 ß क्या שלום 😀"'),
+])
+def test_a_quoted_text_shows_each_character_or_its_escape(text: str, quoted: str) -> None:
+    assert mino.quote(text) == quoted
+
+
+def panel(home: Home, *lines: str, cwd: Optional[Path] = None) -> str:
+    """The approval panel of a command, given as it is quoted, at 80 columns."""
+    command = "\n         ".join(lines).replace("{", "{{").replace("}", "}}")
+    return as_shown("[Tool: bash]\nCommand: " + command + """
+Working directory: {work}
+Environment: "PATH=/opt/homebrew/bin:/usr/local/bin:/usr/local/go/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME={home}", "LANG=en_US.UTF-8"
+Limits: 30 s, 65536 bytes of output
+Runs with your account's permissions; this is not a sandbox.
+""", work=mino.quote(str(cwd or home.work)), home=home.path)
+
+
+def ask_to_run(service: Service, home: Home, *commands: str, **how: Any) -> List[str]:
+    """What is shown from `[Tool: bash]` to the question for each of these commands; all are denied."""
+    service.script(calls(commands), answer("As you wish."))
+    with Mino(home, **how) as mino_:
+        mino_.ask("Run it.")
+        screens = []
+        for _ in commands:
+            mino_.expect("[y/N] ")
+            screens.append(mino_.screen())
+            mino_.line("n")
+        mino_.expect("As you wish.")
+    assert [kind for kind in home.kinds() if "result" in kind] == ["tool_result denied"] * len(commands)
+    return ["[Tool: bash]" + screen.rpartition("[Tool: bash]")[2] for screen in screens]
+
+
+PANELS = {
+    "cat > list.txt <<'END'\nmilk\nEND": ['"cat > list.txt <<\'END\'\\n"', '"milk\\n"', '"END"'],
+    "echo a\n\n": ['"echo a\\n"', '"\\n"'],
+    "ls\x1b[2J\u202e {} \\ \"牛奶\"\r": ['"ls\\x1b[2J\\u202e {} \\\\ \\"牛奶\\"\\r"'],
+    "ls" + " " * 200 + "; rm x": ['"ls' + " " * 200 + '; rm x"'],
+}
+
+
+def test_the_panel_shows_the_whole_command(home: Home, service: Service) -> None:
+    assert ask_to_run(service, home, *PANELS) == [
+        panel(home, *lines) + "\nApprove this operation? [y/N]" for lines in PANELS.values()]
+
+
+def test_the_panel_quotes_the_directory(home: Home, service: Service) -> None:
+    place = home.place / 'a\x1b[2J"b\n牛'
+    place.mkdir()
+    assert ask_to_run(service, home, "ls", cwd=place)[0].startswith(panel(home, '"ls"', cwd=place))
+
+
+def test_the_panel_escapes_what_the_output_cannot_encode(home: Home, service: Service) -> None:
+    shown = ask_to_run(service, home, "echo 牛 é", env={"PYTHONIOENCODING": "ascii"})[0]
+    assert '\nCommand: "echo \\u725b \\xe9"\n' in shown
+
+
+def test_a_panel_taller_than_the_screen_is_followed_by_its_size(home: Home, service: Service) -> None:
+    tall = {"\n".join(["true"] * 60): 65, "echo " + "a" * 2000: 6, "echo " + "牛" * 1000: 6}
+    small, *others = ask_to_run(service, home, "\n".join(["true"] * 9), *tall)
+    assert small.endswith("this is not a sandbox.\nApprove this operation? [y/N]")
+    for shown, (command, lines) in zip(others, tall.items()):
+        size, question = shown.partition("this is not a sandbox.\n")[2].rsplit("\n", 1)
+        length = len(as_printed(home, command).encode("utf-8"))
+        assert f" {lines} lines" in size and f" {length} bytes" in size and question == "Approve this operation? [y/N]"
+
+
+def as_printed(home: Home, command: str) -> str:
+    """The approval panel of a command without the wraps of a terminal."""
+    return "\n".join([
+        "[Tool: bash]", *mino.quote_lines("Command: ", command), f'Working directory: "{home.work}"',
+        f'Environment: "PATH={mino.COMMAND_PATH}", "HOME={home.path}", "LANG=en_US.UTF-8"',
+        "Limits: 30 s, 65536 bytes of output", "Runs with your account's permissions; this is not a sandbox.", ""])
+
+
+def assert_clean(output: bytes, *said: str) -> None:
+    """Nothing that moves, hides or reorders in what was printed, except readline's own; and it says these words."""
+    text = re.sub(r"\x1b\[\?2004[hl]\r?|\r+(?=\n)", "", output.decode("utf-8"))
+    assert not DROPPED & set(text), sorted(map(ascii, DROPPED & set(text)))
+    for words in said:
+        assert words in text, text
+
+
+HOSTILE_REPLIES = [
+    answer(f"Hi {HOSTILE}there."),
+    stream(completed(message_item(f"Late {HOSTILE}text."))),
+    stream(failed(f"Fail{HOSTILE}ed.")),
+    stream({"type": "error", "message": f"Err{HOSTILE}or."}),
+    stream(incomplete(f"rea{HOSTILE}son")),
+    stream(completed(message_item("x"), {"type": f"ty{HOSTILE}pe"})),
+    stream({"type": "response.completed", "response": {"status": f"sta{HOSTILE}tus", "output": []}}),
+    Reply([b"data: {" + HOSTILE.encode() + b"\n\n"]),
+    problem(500, f"Inter{HOSTILE}nal."),
+    Reply([_json({"detail": [{"msg": f"de{HOSTILE}tail"}]}).encode()], 422, {"Content-Type": "application/json"}),
+    Reply([], 200, {"Content-Type": "text/x\x1b[31m\x07\x9b2J\x7f"}),
+    Reply([], 307, {"Location": "http://x/\x1b[31m\x07\x9b2J\x7f"}),
+    problem(429, "Slow down.", Retry_After="so\x1b[31m\x07\x9b2J\x7fon"),
+    Reply([b"x"], 200, {"Content-Encoding": "br\x1b[31m\x07\x9b2J\x7f"}),
+]
+
+
+def test_nothing_of_the_service_reaches_the_terminal_uncleaned(home: Home, service: Service) -> None:
+    service.script(*HOSTILE_REPLIES)
+    with Mino(home, stdin=b"Hi\n" * len(HOSTILE_REPLIES), stdout="pipe", stderr="stdout") as mino_:
+        assert mino_.wait() == 0
+    assert_clean(bytes(mino_.output), "there.", "text.", "Fail", "Err", "rea", "Inter", "tail", "Slow down.", "Goodbye.")
+    assert mino_.text.count("Error: ") == len(HOSTILE_REPLIES) - 2
+
+
+def test_nothing_of_a_tool_reaches_the_terminal_uncleaned(home: Home, service: Service) -> None:
+    service.script(call("cat evil.txt"), call("ls", name=f"na{HOSTILE}me"), call("ls", arguments=f'{{"{HOSTILE}": 1}}'),
+                   answer("Done."))
+    (home.work / "evil.txt").write_text(f"out{HOSTILE}put", encoding="utf-8")
+    with Mino(home) as mino_:
+        mino_.ask("Read it.")
+        mino_.expect("[y/N] ")
+        mino_.line("y")
+        mino_.expect("Done.")
+        assert_clean(bytes(mino_.output), "out[31m2Jput\n", "[Tool result: unknown_tool]", "[Tool result: invalid_arguments]")
+    assert [record["result"]["output"] for record in home.records() if "result" in record][0] == f"out{HOSTILE}put"
+
+
+@pytest.mark.parametrize("broken", ["config.json", "session", "tail", "gate"])
+def test_nothing_of_a_file_or_its_name_reaches_the_terminal_uncleaned(broken: str, tmp_path: Path, service: Service) -> None:
+    place = tmp_path / f"ev\x1b[31m\x07\u202eil"
+    place.mkdir()
+    home = Home(place).configure(service.url)
+    records = numbered(user(f"a{HOSTILE}b"), response(call_item(f"ls {HOSTILE}", call_id="c")), start("c", f"ls {HOSTILE}"))
+    if broken == "config.json":
+        home.config.write_text(f"{{{HOSTILE}", encoding="utf-8")
+    else:
+        kinds = {"session": [{HOSTILE: 1, "kind": HOSTILE}, *records], "tail": records[:1], "gate": records}
+        path = home.write_session(kinds[broken])
+        path.write_bytes(path.read_bytes() + HOSTILE.encode() * (broken == "tail"))
+    with Mino(home) as mino_:
+        mino_.expect({"gate": "[y/N] ", "tail": "You> "}.get(broken, "Error: "))
+        assert_clean(bytes(mino_.output), {"gate": 'Command: "ls \\x1b[31m\\x07'}.get(broken, "/ev[31mil/"))
+
+
+DECISIONS = ["y", "yes", " YES ", "Y", "\tyEs", "", "n", "no", "ye", "yess", "y y", "yes.", "ｙ", "да", "1"]
+
+
+def test_only_y_and_yes_approve_and_each_call_has_its_own_decision(home: Home, service: Service) -> None:
+    service.script(calls([f"touch {number}" for number in range(len(DECISIONS))]), answer("Done."))
+    with Mino(home) as mino_:
+        mino_.ask("Run them.")
+        for decision in DECISIONS:
+            mino_.expect("Approve this operation? [y/N] ")
+            mino_.line(decision)
+        mino_.expect("Done.")
+    assert sorted(int(path.name) for path in home.work.iterdir()) == [0, 1, 2, 3, 4]
+    assert [kind for kind in home.kinds() if "result" in kind] == ["tool_result completed"] * 5 + ["tool_result denied"] * 10
+
+
+@pytest.mark.parametrize("ahead, in_stream", [
+    ("y\r", True), ("\x1b[200~y\n\x1b[201~\r", True), ("yes\r" * 50, True), ("y\x04", True),
+    ("Run it.\r" + "y\r" * 50, False), ("\x1b[200~Run it.\ny\n\x1b[201~\ry\r", False),
+])
+def test_what_was_typed_before_the_question_never_answers_it(ahead: str, in_stream: bool, home: Home,
+                                                             service: Service) -> None:
+    hold, found = Hold(), events(message_item("Let me see."), call_item("touch ran"))
+    service.script(Reply([*map(sse, found[:-1]), hold, sse(found[-1])]), answer("Done."))
+    with Mino(home) as mino_:
+        mino_.ask("Run it.") if in_stream else mino_.expect("You> ")
+        if in_stream:
+            hold.wait()
+        mino_.type(ahead)
+        hold.wait()
+        hold.release()
+        mino_.expect("Approve this operation? [y/N] ")
+        mino_.line("n")
+        mino_.expect("Done.")
+    assert "tool_result denied" in home.kinds() and not (home.work / "ran").exists()
+
+
+def test_what_was_typed_while_a_command_ran_does_not_approve_the_next(home: Home, service: Service) -> None:
+    os.mkfifo(home.work / "pipe")
+    service.script(calls(["cat pipe", "touch ran"]), answer("Done."))
+    with Mino(home) as mino_:
+        mino_.ask("Run them.")
+        mino_.expect("[y/N] ")
+        mino_.line("y")
+        with open(home.work / "pipe", "w", encoding="utf-8"):  # the command runs
+            mino_.type("y\ry\r")
+            mino_.expect("y\ny\n")
+        mino_.expect("[y/N] ")
+        mino_.line("")
+        mino_.expect("Done.")
+    assert [kind for kind in home.kinds() if "result" in kind] == ["tool_result completed", "tool_result denied"]
+
+
+def test_what_was_typed_before_the_gate_does_not_pass_it(home: Home) -> None:
+    home.write_session(numbered(user("Hi"), response(call_item("ls", call_id="c")), start("c", "ls")))
+    with Mino(home) as mino_:
+        mino_.type("y\r")
+        mino_.expect("[y/N] ")
+        mino_.line("")
+        assert mino_.wait() == 0
+    assert home.kinds()[3:] == ["tool_result unknown", "turn_end interrupted"]
+
+
+@pytest.mark.parametrize("ends", [{"stdin": b"Run it.\ny\n"}, {"stdout": "pipe"}, {"stdin": b"Run it.\ny\n", "stdout": "pipe"}])
+def test_without_an_interactive_terminal_every_call_is_denied_and_says_why(ends: Dict[str, Any], home: Home,
+                                                                           service: Service) -> None:
+    service.script(calls(["touch one", "touch two"]), answer("As you wish."), answer("Why?"))
+    with Mino(home, **ends) as mino_:
+        if "stdin" not in ends:
+            mino_.ask("Run it.")
+            mino_.ask("y")
+            mino_.ask("/exit")
+        assert mino_.wait() == 0
+        assert mino_.text.count("Denied: ") == 2 and "interactive terminal" in mino_.text
+        assert "As you wish." in mino_.text and "Approve this operation?" not in mino_.text
+    assert home.kinds()[2:4] == ["tool_result denied"] * 2 and asked(service)[-1] == "y" and not any(home.work.iterdir())
+
+
+@pytest.mark.parametrize("keys, status, said", [
+    ("/exit\r", 0, "\nGoodbye."), (" /exit \r", 0, "\nGoodbye."), ("\x04", 0, "\nGoodbye."), ("\x03", 130, "")])
+def test_leaving_at_the_question_cancels_the_turn(keys: str, status: int, said: str, home: Home, service: Service) -> None:
+    service.script(calls(["touch one", "touch two"]))
+    with Mino(home) as mino_:
+        mino_.ask("Run them.")
+        mino_.expect("[y/N] ")
+        mino_.type(keys)
+        assert mino_.wait() == status and mino_.screen().partition("[y/N]")[2].rstrip("^C\n").lstrip(" ") == keys.strip(
+            "\r\x03\x04").strip() + said
+        assert mino_.cursor[1] == 0 and mino_.echo_is_on()
+    assert home.kinds()[2:] == ["tool_result not_executed"] * 2 + ["turn_end cancelled"] and not any(home.work.iterdir())
+
+
+# ---- 14. Tests: the request -----------------------------------------------------------------------------------------
+# One question, one POST: what it carries, whom it goes to, and that nothing is followed or sent again. `Wire` stands
+# in for proxies and for servers that are no HTTP service. The tests of single requests share one Mino, `talk`, which
+# asks one question in each, and checks each time that exactly one request came of it.
+
+
+class Wire:
+    """A bare server on loopback that reads one request per connection, sends the same bytes to each, and hangs up."""
+
+    def __init__(self, reply: bytes = b"", context: Optional[ssl.SSLContext] = None) -> None:
+        """Listen on a free port; with a `context`, for TLS."""
+        self.seen: List[bytes] = []
+        self.reply, self.context = reply, context
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._socket.getsockname()[1]
+
+    def __enter__(self) -> "Wire":
+        """Start to serve."""
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        """Stop, by a last connection that says nothing."""
+        self._done = True
+        socket.create_connection(("127.0.0.1", self.port)).close()
+        self._thread.join(PATIENCE)
+        self._socket.close()
+
+    _done = False
+
+    def _serve(self) -> None:
+        """Serve one connection after the other."""
+        while True:
+            connection, _ = self._socket.accept()
+            with connection:
+                if self._done:
+                    return
+                connection.settimeout(PATIENCE)
+                try:
+                    with self.context.wrap_socket(connection, server_side=True) if self.context else connection as end:
+                        self._talk(end)
+                except OSError:
+                    pass  # the client went away, or does not trust us
+
+    def _talk(self, end: Any) -> None:
+        """Read a request to the end of its body, and reply."""
+        self.seen.append(b"")
+        while not re.search(rb"\r\n\r\n", self.seen[-1]):
+            data = end.recv(65536)
+            if not data:
+                return
+            self.seen[-1] += data
+        head, _, body = self.seen[-1].partition(b"\r\n\r\n")
+        length = re.search(rb"(?i)content-length: (\d+)", head)
+        while length and len(body) < int(length[1]):
+            body += end.recv(65536)
+        end.sendall(self.reply)
+        end.shutdown(socket.SHUT_RDWR)
+
+
+def ok(body: bytes) -> bytes:
+    """A whole HTTP response with an event stream."""
+    return b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n" + body
+
+
+HELLO = sse(*events(message_item("Hello.")))
+
+
+class Talk:
+    """One running Mino that the tests of single requests share; started again when one of them killed it."""
+
+    def __init__(self, place: Path, service: Service) -> None:
+        """Say where; the first question starts it."""
+        self.place, self.service = place, service
+        self.mino: Any = None
+
+    def ask(self, *replies: Script) -> "Talk":
+        """Put a question that gets this reply."""
+        if self.mino is None or self.mino.process.poll() is not None:
+            self.stop()
+            self.home = Home(self.place / uuid.uuid4().hex).configure(self.service.url)
+            self.mino = Mino(self.home).__enter__()
+            self.mino.expect("You> ")
+        self.before = len(self.service.requests)
+        self.service.script(*replies)
+        self.mino.line("Go on.")
+        self.mino.expect("Assistant> ")
+        return self
+
+    def told(self) -> str:
+        """What was shown from here to the next prompt, after no more than one request."""
+        said = self.mino.expect("\nYou> ")
+        assert len(self.service.requests) == self.before + 1
+        return said
+
+    def error(self, *replies: Script) -> str:
+        """The one line of error that a question with this reply ends in; its turn is closed as failed."""
+        said = (self.ask(*replies) if replies else self).told()
+        assert said.count("Error: ") == 1 and self.home.kinds()[-2:] == ["user_message", "turn_end failed"], said
+        line = said.partition("Error: ")[2]
+        assert line.endswith("\n") and "\n" not in line[:-1], said
+        return line[:-1]
+
+    def stop(self) -> None:
+        """End it."""
+        if self.mino is not None:
+            self.mino.__exit__()
+            self.mino = None
+
+
+@pytest.fixture(scope="module")
+def talk(tmp_path_factory: Any) -> Iterator[Talk]:
+    """The shared Mino and its own service."""
+    with Service() as its_service:
+        shared = Talk(tmp_path_factory.mktemp("talk"), its_service)
+        try:
+            yield shared
+        finally:
+            shared.stop()
+
+
+def test_the_request_is_what_the_contract_says(home: Home, service: Service) -> None:
+    service.script(answer("Salut."))
+    assert run_piped(home, "Grüß 牛奶 \U0001f95b!\n".encode()).status == 0
+    (request,) = service.requests
+    (tool,) = request.body.pop("tools")
+    assert request.path == "/v1/responses" and "Grüß 牛奶 \U0001f95b!".encode() in request.raw
+    assert request.body == {
+        "model": "tiny", "instructions": home.soul.read_text("utf-8"), "store": False, "stream": True,
+        "include": ["reasoning.encrypted_content"], "parallel_tool_calls": False,
+        "input": [{"role": "user", "content": "Grüß 牛奶 \U0001f95b!"}]}
+    assert (tool["type"], tool["name"], tool["strict"]) == ("function", "bash", True)
+    assert tool["parameters"]["required"] == ["command"] == list(tool["parameters"]["properties"])
+    assert tool["parameters"]["properties"]["command"]["type"] == "string"
+    assert tool["parameters"]["additionalProperties"] is False
+
+
+def test_the_headers_are_what_the_contract_says(home: Home, service: Service) -> None:
+    service.script(answer("Hi."))
+    run_piped(home, b"Hi\n")
+    headers = service.requests[0].headers
+    assert headers["Authorization"] == f"Bearer {KEY}" and headers["Content-Type"] == "application/json"
+    assert headers["Accept"] == "text/event-stream" and mino.__version__ in headers["User-Agent"]
+    assert headers.get("Accept-Encoding", "identity") == "identity"
+    assert not {"Cookie", "Transfer-Encoding", "Expect"} & set(headers)
+
+
+def test_the_input_is_the_context_then_the_question_then_this_turns_items(home: Home, service: Service) -> None:
+    home.write_session(numbered(*exchange("Before?", "Before.")))
+    service.script(call("echo hi", call_id="c1"), answer("Done."))
+    with Mino(home) as mino:
+        mino.ask("Now?")
+        mino.expect("[y/N] ")
+        mino.line("y")
+        mino.expect("Done.")
+    first, second = [request.body["input"] for request in service.requests]
+    assert [item.get("content", item.get("output")) for item in second[len(first) + 1:]] == [
+        '{"status":"completed","output":"hi\\n","exit_code":0}']
+    assert first[0] == {"role": "user", "content": "Before?"} and first[2:] == [{"role": "user", "content": "Now?"}]
+    assert second[:3] == first and (second[3]["type"], second[3]["call_id"]) == ("function_call", "c1")
+
+
+@pytest.mark.parametrize("key, sent", [(KEY, f"Bearer {KEY}"), ("", None), ("schlüssel-牛奶", "Bearer schlüssel-牛奶")])
+def test_netrc_never_replaces_the_key(key: str, sent: Optional[str], home: Home, service: Service) -> None:
+    netrc = home.path / ".netrc"
+    netrc.write_text("machine 127.0.0.1 login someone password else\ndefault login someone password else\n")
+    netrc.chmod(0o600)
+    home.configure(service.url, key=key)
+    service.script(answer("Hi."))
+    run_piped(home, b"Hi\n", env={"NETRC": str(netrc)})
+    header = service.requests[0].headers["Authorization"]
+    assert header == (sent and sent.encode().decode("latin-1"))
+
+
+@pytest.mark.parametrize("variable", ["HTTPS_PROXY", "https_proxy", "ALL_PROXY"])
+def test_a_remote_host_is_reached_through_the_users_proxy(variable: str, home: Home) -> None:
+    home.configure("https://example.invalid/v1")
+    with Wire(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n") as proxy:
+        ran = run_piped(home, b"Hi\n", env={variable: f"http://me:proxy-secret@127.0.0.1:{proxy.port}"})
+    assert len(proxy.seen) == 1 and proxy.seen[0].startswith(b"CONNECT example.invalid:443 HTTP/1.")
+    assert KEY.encode() not in proxy.seen[0] and ran.status == 0
+    assert "Error: " in ran.stderr and "proxy" in ran.stderr and "example.invalid:443" in ran.stderr
+    assert "proxy-secret" not in ran.stdout + ran.stderr and "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST", "127.0.0.1:{port}/"])
+def test_a_loopback_host_is_never_reached_through_a_proxy(host: str, home: Home, service: Service) -> None:
+    url = service.url.replace("127.0.0.1", host) if "{" not in host else f"http://{host.format(port=service.port)}"
+    home.configure(url)
+    service.script(answer("Hello."))
+    with Wire() as proxy:
+        names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy")
+        ran = run_piped(home, b"Hi\n", env={name: f"http://127.0.0.1:{proxy.port}" for name in names})
+    assert "Hello." in ran.stdout and not ran.stderr and not proxy.seen
+
+
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "http://", "http://[", "nonsense://127.0.0.1:1", "127.0.0.1:1"])
+def test_a_bad_proxy_is_called_one(proxy: str, home: Home) -> None:
+    home.configure("https://example.invalid/v1")
+    ran = run_piped(home, b"Hi\n", env={"HTTPS_PROXY": proxy})
+    assert ran.status == 0 and "Traceback" not in ran.stderr
+    assert "proxy" in ran.stderr.lower() and ran.stderr.count("Error: ") == 1
+
+
+# ---- 15. Tests: the event stream ------------------------------------------------------------------------------------
+# Events as the WHATWG format says, whatever the line ends and however the reads cut them: each case is fed whole,
+# byte by byte, in two pieces at every place, and in pieces of chance. One deviation is wanted: at the end of the
+# stream whole lines make an event without a last blank line; a line without its end does not count.
+
+Events = List[Tuple[str, str]]
+
+PARSED: Dict[str, Tuple[bytes, Events]] = {
+    "LF": (b"event: a\ndata: 1\n\ndata: 2\n\n", [("a", "1"), ("", "2")]),
+    "CRLF": (b"event: a\r\ndata: 1\r\n\r\ndata: 2\r\n\r\n", [("a", "1"), ("", "2")]),
+    "CR": (b"event: a\rdata: 1\r\rdata: 2\r\r", [("a", "1"), ("", "2")]),
+    "mixed": (b"data: 1\r\n\ndata: 2\r\r\ndata: 3\n\r\ndata: 4\r\n\rdata: 5\n\r", [("", c) for c in "12345"]),
+    "mixed within an event": (b"event: a\rdata: 1\r\ndata: 2\n\r", [("a", "1\n2")]),
+    "LF CR are two ends": (b"data: 1\n\rdata: 2\n\r", [("", "1"), ("", "2")]),
+    "CR LF LF": (b"data: 1\r\n\ndata: 2\r\n\n", [("", "1"), ("", "2")]),
+    "a byte order mark": (b"\xef\xbb\xbfdata: 1\n\n", [("", "1")]),
+    "a byte order mark, then CR": (b"\xef\xbb\xbf\rdata: 1\r\r", [("", "1")]),
+    "only one of two marks": (b"\xef\xbb\xbf\xef\xbb\xbfdata: 1\n\ndata: 2\n\n", [("", "2")]),
+    "a mark later is text": (b"data: 1\n\n\xef\xbb\xbfdata: 2\n\ndata: \xef\xbb\xbf3\n\n", [("", "1"), ("", "\ufeff3")]),
+    "comments": (b": hello\n\n:\ndata: 1\n:data: 2\n: keep-alive\n\n", [("", "1")]),
+    "several data lines": (b"data: {\ndata: \"a\":\ndata: 1}\n\n", [("", '{\n"a":\n1}')]),
+    "no space after the colon": (b"event:a\ndata:1\n\n", [("a", "1")]),
+    "two spaces after the colon": (b"event:  a\ndata:  1 \n\n", [(" a", " 1 ")]),
+    "a tab after the colon": (b"data:\t1\n\n", [("", "\t1")]),
+    "more colons": (b"data: a: b:c\n\n", [("", "a: b:c")]),
+    "empty data": (b"data\n\ndata:\n\ndata: \n\nevent: a\n\n", []),
+    "no data between": (b"event: a\n\ndata: 1\n\n", [("", "1")]),
+    "an empty first line of data": (b"data:\ndata: 1\n\n", [("", "\n1")]),
+    "an empty last line of data": (b"data: 1\ndata\n\n", [("", "1\n")]),
+    "the last event name counts": (b"event: a\nevent: b\ndata: 1\n\n", [("b", "1")]),
+    "an event name taken back": (b"event: a\nevent\ndata: 1\n\nevent: c\nevent:\ndata: 2\n\n", [("", "1"), ("", "2")]),
+    "the name after the data": (b"data: 1\nevent: a\n\n", [("a", "1")]),
+    "other fields": (b"id: 7\nretry: 10\nid\nretry: x\nfoo: bar\ndata: 1\nfoo\n\n", [("", "1")]),
+    "names are exact": (b"Data: 1\n data: 2\ndata : 3\ndatas: 4\nDATA: 5\nEvent: x\ndata: 6\n\n", [("", "6")]),
+    "blank lines only": (b"\n\r\n\r\r\n\n", []),
+    "blank lines between": (b"\n\n\ndata: 1\n\n\n\n\ndata: 2\n\n", [("", "1"), ("", "2")]),
+    "separators are characters": ("data: a\u2028b\u2029c\x85d\x0ce\x0bf\x1cg\x1dh\x1ei\x00j\n\n".encode(),
+                                  [("", "a\u2028b\u2029c\x85d\x0ce\x0bf\x1cg\x1dh\x1ei\x00j")]),
+    "characters of all lengths": ("event: é\ndata: é牛\U0001f95b\n\n".encode(), [("é", "é牛\U0001f95b")]),
+    "bytes that are not UTF-8": (b"data: a\xffb\xc3\ndata: \xe2\x82\xc0\xaf\xed\xa0\x80\r\rdata: \xf0\x9f\n\n",
+                                 [("", "a\ufffdb\ufffd\n" + "\ufffd" * 6), ("", "\ufffd")]),
+    "no last blank line": (b"data: 1\n\nevent: a\ndata: 2\n", [("", "1"), ("a", "2")]),
+    "no last blank line, CRLF": (b"data: 1\r\n\r\ndata: 2\r\n", [("", "1"), ("", "2")]),
+    "no last blank line, CR": (b"data: 1\r\rdata: 2\r", [("", "1"), ("", "2")]),
+    "half a line at the end": (b"data: 1\n\ndata: 2", [("", "1")]),
+    "half a line after a whole one": (b"data: 1\n\ndata: 2\ndata: 3", [("", "1"), ("", "2")]),
+    "half an event name": (b"data: 1\nevent: a", [("", "1")]),
+    "half a character": (b"data: 1\n\ndata: \xe7\x89", [("", "1")]),
+    "only a mark": (b"\xef\xbb\xbf", []),
+    "nothing": (b"", []),
+    "[DONE]": (b"data: {}\n\ndata: [DONE]\n\n", [("", "{}"), ("", "[DONE]")]),
+}
+
+
+def parsed(*pieces: bytes) -> Events:
+    """The events of a stream that is read in these pieces."""
+    parser = mino.EventParser()
+    return [event for piece in pieces for event in parser.feed(piece)] + parser.finish()
+
+
+def single_bytes(data: bytes) -> List[bytes]:
+    """Each byte on its own."""
+    return [data[at:at + 1] for at in range(len(data))]
+
+
+def random_pieces(data: bytes, chance: random.Random) -> List[bytes]:
+    """The data in pieces of chance, empty ones among them."""
+    cuts = sorted(chance.choices(range(len(data) + 1), k=chance.randint(1, 12)))
+    return [data[start:end] for start, end in zip([0, *cuts], [*cuts, len(data)])]
+
+
+@pytest.mark.parametrize("case", PARSED)
+def test_a_stream_is_parsed_as_the_standard_says_however_it_is_cut(case: str) -> None:
+    data, found = PARSED[case]
+    assert parsed(data) == found
+    assert parsed(*single_bytes(data)) == found
+    for cut in range(len(data) + 1):
+        assert parsed(data[:cut], data[cut:]) == found, f"cut at {cut}"
+
+
+@pytest.mark.parametrize("case", [*PARSED, *CAPTURES])
+def test_random_pieces_make_the_same_events(case: str) -> None:
+    data, chance = PARSED[case][0] if case in PARSED else CAPTURES[case], random.Random(case)
+    whole = parsed(data)
+    for _ in range(40):
+        pieces = random_pieces(data, chance)
+        assert parsed(*pieces) == whole, pieces
+
+
+def test_an_event_is_there_as_soon_as_its_blank_line_is(service: Service) -> None:
+    for end in (b"\n\n", b"\r\r", b"\r\n\r"):
+        assert mino.EventParser().feed(b"data: 1" + end) == [("", "1")]
+
+
+def test_an_event_of_one_long_line_is_read_in_linear_time() -> None:
+    data = b"data: " + b"x" * (4 << 20) + b"\n\n"
+    began = time.process_time()
+    parser = mino.EventParser()
+    found = [event for at in range(0, len(data), 1024) for event in parser.feed(data[at:at + 1024])]
+    assert [len(text) for _, text in found] == [4 << 20] and time.process_time() - began < 2
+
+
+# ---- 16. Tests: the response and its items --------------------------------------------------------------------------
+# Events to one completed response, tested directly: what is shown, which items are kept, and that everything else
+# is one clean error. Only `response.completed` counts, and what it carries has to be valid.
+
+
+def read(*found: Dict[str, Any]) -> Tuple[str, Any]:
+    """(what is shown, the response) of a stream of these events; raises RequestError."""
+    return read_bytes(sse(*found))
+
+
+def read_bytes(*pieces: bytes) -> Tuple[str, Any]:
+    """The same for the stream itself, read in pieces."""
+    parser, collected = mino.EventParser(), mino.Answer(mino.Redactor(""))
+    shown = "".join(collected.take(parser.feed(piece)) for piece in pieces) + collected.take(parser.finish())
+    return shown, collected.response()
+
+
+def problem_of(*found: Dict[str, Any]) -> str:
+    """The error that a stream of these events ends in: one line of printable text."""
+    with pytest.raises(mino.RequestError) as raised:
+        read(*found)
+    text = str(raised.value)
+    assert text and text.isprintable() and text.count("\n") == 0, text
+    return text
+
+
+def problem_of_data(data: str) -> str:
+    """The error that one event with this data ends in, though a good response follows."""
+    with pytest.raises(mino.RequestError) as raised:
+        read_bytes(f"data: {data}\n\n".encode(), HELLO)
+    assert str(raised.value).isprintable() and len(str(raised.value)) < 400
+    return str(raised.value)
+
+
+def done_with(*items: Dict[str, Any], **fields: Any) -> Dict[str, Any]:
+    """The event that ends a response, with other fields in its response."""
+    return {"type": "response.completed", "response": {**completed(*items)["response"], **fields}}
+
+
+def items_of(*found: Dict[str, Any]) -> List[Dict[str, Any]]:
+    """The items kept of a stream of these events."""
+    return read(*found)[1].output
+
+
+def served(name: str) -> List[Dict[str, Any]]:
+    """The items that a captured service meant: those at completion, but for one that litellm's bridge spoils there."""
+    found = [json.loads(line[6:]) for line in CAPTURES[name].split(b"\n") if line.startswith(b"data: {")]
+    items = found[-1]["response"]["output"]
+    if name == "litellm-bridge-tool":
+        (items[0],) = [event["item"] for event in found if event["type"] == "response.output_item.done"
+                       and event["item"]["type"] == "reasoning"]
+    return items
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_a_captured_stream_gives_its_text_and_items_however_it_is_cut(name: str) -> None:
+    text = "Running the command now." if name.endswith("tool") else "Two plus two is four."
+    for pieces in ([CAPTURES[name]], single_bytes(CAPTURES[name])):
+        shown, found = read_bytes(*pieces)
+        assert (shown, found.text, found.output) == (text, text, served(name))
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_a_captured_stream_is_used_and_handed_back_as_it_was_served(name: str, home: Home, service: Service) -> None:
+    service.script(Reply([CAPTURES[name]]), answer("Next."))
+    with Mino(home) as mino:
+        mino.ask("Go.")
+        if name.endswith("tool"):
+            assert "Running the command now.\n" in mino.expect('Command: "echo hi"\n')
+            mino.expect("[y/N] ")
+            mino.line("y")
+            mino.expect("[Tool result: completed; exit code 0]\nhi\n")
+        else:
+            mino.expect("Two plus two is four.\n")
+            mino.ask("And?")
+        mino.expect("Next.\n")
+    assert home.records()[1]["output"] == served(name)
+    sent = [{field: value for field, value in item.items() if (field, item["type"]) != ("status", "reasoning")}
+            for item in served(name)]
+    assert service.requests[1].body["input"][1:-1] == sent
+
+
+def test_text_is_shown_and_kept_as_it_came() -> None:
+    item = message_item("Hello, world.")
+    assert read(*events(item, chunks=["Hel", "lo, ", "", "world."])) == ("Hello, world.", ("Hello, world.", [item]))
+
+
+def test_the_event_name_counts_only_where_the_type_is_missing() -> None:
+    item = message_item("Hi")
+    untyped = [{k: v for k, v in event.items() if k != "type"} for event in (delta("Hi"), completed(item))]
+    named = "event: response.output_text.delta\ndata: {}\n\nevent: response.completed\ndata: {}\n\n"
+    assert read_bytes(named.format(*map(_json, untyped)).encode()) == ("Hi", ("Hi", [item]))
+    misnamed = "event: response.completed\ndata: {}\n\nevent: error\ndata: {}\n\n"
+    assert read_bytes(misnamed.format(_json(delta("Hi")), _json(completed(item))).encode()) == ("Hi", ("Hi", [item]))
+
+
+def test_what_mino_does_not_need_may_be_missing_and_what_it_does_not_know_is_ignored() -> None:
+    item = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Hi"}]}
+    found = [{"type": "response.output_text.delta", "delta": "Hi"}, {"type": "response.new.thing", "delta": 5, "item": 5},
+             {"type": "response.reasoning_text.delta", "delta": "hm"}, {"no": "type"}, {},
+             {"type": "response.completed", "response": {"status": "completed", "output": [item]}}]
+    assert read_bytes(sse(*found[:3]), b"data: [DONE]\n\n", sse(*found[3:])) == ("Hi", ("Hi", [item]))
+
+
+def test_nothing_counts_after_the_first_terminal_event() -> None:
+    item = message_item("Hi")
+    assert read(completed(item), failed("no"), delta("more")) == ("Hi", ("Hi", [item]))
+    assert "first" in problem_of(failed("first"), completed(item), failed("second"))
+
+
+@pytest.mark.parametrize("fields", [{"status": "in_progress"}, {"status": "failed"}, {"status": "incomplete"}, {"status": None},
+                                    {"status": "completed", "error": {"code": "x", "message": "It broke."}},
+                                    {"output": {}, "status": "cancelled"}, {"output": "text"}, {"output": {"a": 1}},
+                                    {"output": [None]}, {"output": [5]}, {"output": ["x"]}, {"output": [[]]}])
+def test_a_completed_response_that_is_not_fine_is_an_error(fields: Dict[str, Any]) -> None:
+    assert "It broke." in problem_of(delta("Hi"), done_with(message_item("Hi"), **fields)) or "error" not in fields
+
+
+@pytest.mark.parametrize("broken", [{"type": "response.completed"}, {"type": "response.completed", "response": None},
+                                    {"type": "response.completed", "response": []},
+                                    {"type": "response.completed", "response": "completed"}])
+def test_a_completion_without_its_response_is_an_error(broken: Dict[str, Any]) -> None:
+    assert problem_of(delta("Hi"), broken)
+
+
+GOOD_ITEMS = {
+    "phase": message_item("Hi", phase="final_answer"), "unknown fields": message_item("Hi", novel={"a": [1.5, None]}),
+    "refusal": message_item("No.", "refusal"), "no id": {**message_item("Hi"), "id": None},
+    "opaque reasoning": {"type": "reasoning", "anything": [1, {"x": None}], "encrypted_content": "é\u2028"},
+    "a call without status": {k: v for k, v in call_item("ls").items() if k != "status"},
+    "a call with null status": call_item("ls", status=None), "a long call_id": call_item("ls", call_id="é" * 512),
+    "any arguments": call_item("", arguments='{"a": NaN'), "an unknown tool": call_item("ls", name="zsh"),
+}
+
+
+@pytest.mark.parametrize("case", GOOD_ITEMS)
+def test_a_valid_item_is_kept_verbatim(case: str) -> None:
+    item, text = GOOD_ITEMS[case], message_item("Hi")
+    assert items_of(completed(item, text)) == [item, text]
+    assert list(items_of(completed(item, text))[0]) == list(item)
+
+
+BAD_ITEMS = {
+    "another type": {"type": "web_search_call", "id": "x"}, "no type": {"role": "assistant", "content": []},
+    "a type that is no string": {"type": ["message"]}, "another role": message_item("Hi", role="user"),
+    "no role": {**message_item("Hi"), "role": None}, "content that is a string": message_item("Hi", content="Hi"),
+    "no content": message_item("Hi", content=None), "another part": message_item("Hi", content=[{"type": "image"}]),
+    "a part that is no object": message_item("Hi", content=["Hi"]),
+    "a part of odd type": message_item("Hi", content=[{"type": {}, "text": "Hi"}]),
+    "a part without text": message_item("Hi", content=[{"type": "output_text"}]),
+    "a text that is no string": message_item("Hi", content=[{"type": "output_text", "text": 5}]),
+    "a blank call_id": call_item("ls", call_id=" \t"), "a call_id too long": call_item("ls", call_id="x" * 513),
+    "no call_id": {**call_item("ls"), "call_id": None}, "a call_id that is no string": {**call_item("ls"), "call_id": 5},
+    "a blank name": call_item("ls", name=" "), "no name": {**call_item("ls"), "name": None},
+    "arguments that are no string": {**call_item("ls"), "arguments": {"command": "ls"}},
+    "no arguments": {**call_item("ls"), "arguments": None}, "a call in progress": call_item("ls", status="in_progress"),
+    "an incomplete call": call_item("ls", status="incomplete"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ITEMS)
+def test_an_invalid_item_makes_the_whole_response_an_error(case: str) -> None:
+    good = [message_item("Hi"), call_item("ls")]
+    assert problem_of(delta("Hi"), completed(*good, BAD_ITEMS[case]))
+    assert problem_of(delta("Hi"), item_done(BAD_ITEMS[case], 7), completed())
+
+
+@pytest.mark.parametrize("found", [[completed()], [completed(reasoning_item())], [completed(message_item(" \n\t"))],
+                                   [delta(" \n"), completed()], [completed(message_item("", content=[]))],
+                                   [item_done(reasoning_item()), completed()]])
+def test_a_response_that_says_and_asks_nothing_is_an_error(found: List[Dict[str, Any]]) -> None:
+    assert "empty" in problem_of(*found)
+
+
+def test_text_without_items_counts_and_so_does_a_call_without_text() -> None:
+    item = call_item("ls")
+    assert read(delta("Hi"), completed()) == ("Hi", ("Hi", []))
+    assert read(completed(item)) == ("", ("", [item]))
+
+
+def test_text_that_only_the_completed_response_has_is_shown() -> None:
+    items = [message_item("One."), reasoning_item(), message_item("Two.")]
+    shown, found = read(completed(*items))
+    assert shown == "One.\nTwo." and found == ("One.Two.", items)
+    assert read(completed(message_item("No.", "refusal")))[0] == "Model refused: No."
+    assert read(delta("One."), completed(*items[:1])) == ("One.", ("One.", items[:1]))
+
+
+def test_text_of_another_item_or_part_starts_on_a_new_line_and_is_kept_as_it_came() -> None:
+    assert read(delta("a"), delta("b"), delta("c", 1), delta("d", 1, 1), completed()) == ("ab\nc\nd", ("abcd", []))
+    by_id = [{"type": "response.output_text.delta", "item_id": name, "delta": name} for name in "aab"]
+    assert read(*by_id, completed())[0] == "aa\nb"
+    assert read(*[{"type": "response.output_text.delta", "delta": name} for name in "aab"], completed())[0] == "aab"
+
+
+def test_a_refusal_is_marked_once_and_only_on_the_screen() -> None:
+    found = [delta("I ", kind="refusal"), delta("won't.", kind="refusal")]
+    assert read(*found, completed(message_item("I won't.", "refusal")))[:1] == ("Model refused: I won't.",)
+    assert read(*found, completed())[1].text == "I won't."
+    assert read(delta("Well."), delta("No.", 1, kind="refusal"), completed())[0] == "Well.\nModel refused: No."
+
+
+def test_the_copy_that_was_done_is_kept_where_id_and_type_are_the_same() -> None:
+    good, spoiled = reasoning_item("sealed", id="rs_1"), reasoning_item("spoiled", id="rs_1")
+    text = message_item("Hi", id="m_1")
+    assert items_of(item_done(good), completed(spoiled, text)) == [good, text]
+    assert items_of(item_done({**good, "id": "rs_2"}), completed(spoiled, text)) == [spoiled, text]
+    assert items_of(item_done(message_item("x", id="rs_1")), completed(spoiled, text)) == [spoiled, text]
+
+
+@pytest.mark.parametrize("name", [None, "", 5, ["x"]])
+def test_a_copy_without_an_id_replaces_nothing(name: Any) -> None:
+    served_item, copy = reasoning_item("served", id=name), reasoning_item("copy", id=name)
+    text = message_item("Hi")
+    assert items_of(item_done(copy), completed(served_item, text)) == [served_item, text]
+
+
+def test_the_last_copy_wins() -> None:
+    first, last, end = (message_item(text, id="m_1") for text in ("first", "last", "end"))
+    assert items_of(item_done(first), item_done(last, 3), completed(end)) == [last]
+    assert items_of(item_done(first), item_done(last, 0), completed(end)) == [last]
+
+
+def test_an_id_that_two_items_share_matches_nothing() -> None:
+    one, two = (call_item("ls", id="fc", call_id=name) for name in ("c1", "c2"))
+    copies = [item_done({**one, "name": "copy"}, 0), item_done({**two, "name": "copy"}, 1)]
+    assert items_of(*copies, completed(one, two)) == [one, two]
+
+
+def test_an_id_that_two_items_of_different_types_share_matches_nothing() -> None:
+    one, two = reasoning_item("served", id="x"), message_item("Hi", id="x")
+    assert items_of(item_done(reasoning_item("copy", id="x")), completed(one, two)) == [one, two]
+
+
+def test_done_items_count_where_none_are_served_by_index_where_all_have_distinct_ones() -> None:
+    one, two, three = reasoning_item(), message_item("Hi"), call_item("ls")
+    assert items_of(item_done(three, 2), item_done(one, 0), item_done(two, 1), completed()) == [one, two, three]
+    null = {"type": "response.completed", "response": {"status": "completed", "output": None}}
+    assert items_of(item_done(two, 1), item_done(one, 0), null) == [one, two]
+    assert items_of(item_done(two, 1), item_done(one, 0), {**null, "response": {"status": "completed"}}) == [one, two]
+
+
+@pytest.mark.parametrize("places", [[2, 0, 0], [2, 0, None], [2, 0, "1"], [2, 0, True], [None, None, None]])
+def test_done_items_count_by_arrival_where_their_indexes_are_no_order(places: List[Any]) -> None:
+    items = [reasoning_item(), message_item("Hi"), call_item("ls")]
+    assert items_of(*map(item_done, items, places), completed()) == items
+
+
+@pytest.mark.parametrize("places", [(0, 1, 0), (0, 1, 1), (0, 1, 5), (None, None, None), (0, 2, 1)])
+def test_a_repeat_keeps_its_first_place(places: Tuple[Any, ...]) -> None:
+    first, call_, last = message_item("first", id="m_1"), call_item("ls"), message_item("last", id="m_1")
+    assert items_of(*map(item_done, (first, call_, last), places), completed()) == [last, call_]
+
+
+def test_a_captured_stream_without_its_output_gives_the_same_items() -> None:
+    bare = b'data: {"type":"response.completed","response":{"status":"completed"}}\n\n'
+    for name, data in CAPTURES.items():
+        kept = read_bytes(data[:data.rindex(b"data: {")] + bare)[1].output
+        assert sorted(kept, key=lambda item: item["type"]) == sorted(served(name), key=lambda item: item["type"]), name
+
+
+SPELLINGS: Dict[str, Dict[str, Any]] = {
+    "failed": failed("It broke."), "error, as OpenAI words it": {"type": "error", "code": "x", "message": "It broke.", "param": None},
+    "error, under error": {"type": "error", "error": {"type": "server_error", "message": "It broke."}},
+    "error, a string": {"type": "error", "error": "It broke."}, "no type, an object": {"error": {"code": 500, "message": "It broke."}},
+    "no type, a string": {"error": "It broke."},
+    "error in error": {"error": {"error": {"message": "It broke."}}}, "detail": {"type": "error", "error": {"detail": "It broke."}},
+    "completed with an error": completed(message_item("Hi"), error={"message": "It broke."}),
+    "completed with a string": completed(message_item("Hi"), error="It broke."),
+}
+
+
+@pytest.mark.parametrize("case", SPELLINGS)
+def test_a_services_error_is_shown_in_its_words(case: str) -> None:
+    assert "It broke." in problem_of(delta("Half"), SPELLINGS[case], completed(message_item("Hi")))
+
+
+def test_an_error_without_a_type_is_one_under_any_event_name() -> None:
+    for data in (b'{"error": {"message": "It broke."}}', b'{"type": null, "error": "It broke."}'):
+        with pytest.raises(mino.RequestError, match="It broke"):
+            read_bytes(b"event: message\ndata: " + data + b"\n\n", HELLO)
+
+
+@pytest.mark.parametrize("broken", [{"type": "error"}, {"type": "error", "error": None}, {"type": "error", "error": {}},
+                                    {"type": "response.failed"}, {"type": "response.failed", "response": None},
+                                    {"type": "response.failed", "response": {"error": None}}, {"error": True}, {"error": 5},
+                                    {"type": "error", "error": {"message": None}}, {"type": "error", "message": 5},
+                                    {"type": "response.failed", "response": {"error": [{"loc": ["body"]}]}},
+                                    {"type": "response.incomplete"}, {"type": "response.incomplete", "response": {}},
+                                    {"type": "response.incomplete", "response": {"incomplete_details": {"reason": 5}}}])
+def test_an_error_that_says_nothing_is_an_error_all_the_same(broken: Dict[str, Any]) -> None:
+    assert problem_of(delta("Half"), broken, completed(message_item("Hi")))
+
+
+@pytest.mark.parametrize("reason", ["max_output_tokens", "content_filter", "something_new"])
+def test_an_incomplete_response_is_an_error_that_gives_the_reason(reason: str) -> None:
+    assert reason in problem_of(delta("Half"), incomplete(reason, message_item("Half")), completed(message_item("Hi")))
+
+
+def test_a_services_message_is_cleaned_and_cut() -> None:
+    text = problem_of(failed("bad\x1b[2J\u202e\u2066\U000e0041\r\nnews\x07" + "é" * 1000))
+    assert "bad[2J news" in text and text.count("é") <= 300 - len("bad[2J news") and text.isprintable()
+    assert len(problem_of(incomplete("x" * 1000))) < 350
+
+
+def test_a_surrogate_pair_split_over_two_deltas_is_joined() -> None:
+    found = b'data: {"type":"response.output_text.delta","delta":"a\\ud83e"}\n\n' \
+            b'data: {"type":"response.output_text.delta","delta":"\\udd5bz"}\n\n'
+    assert read_bytes(found, sse(completed())) == ("a\U0001f95bz", ("a\U0001f95bz", []))
+    assert read_bytes(found[:-1], found[-1:], sse(delta(""), completed()))[1].text == "a\U0001f95bz"
+
+
+LONE = {"high, then text": (["a\ud83e", "z"], "a\ufffdz"), "low": (["a\udd5b", "z"], "a\ufffdz"),
+        "in the middle": (["a\ud83ez"], "a\ufffdz"), "two highs": (["\ud83e", "\ud83e\udd5b"], "\ufffd\U0001f95b"),
+        "reversed": (["\udd5b\ud83e", "z"], "\ufffd\ufffdz"), "high at the end": (["a", "\ud83e"], "a\ufffd"),
+        "nothing else": (["\ud83e"], "\ufffd")}
+
+
+@pytest.mark.parametrize("case", LONE)
+def test_a_lone_surrogate_in_text_becomes_a_replacement_character(case: str) -> None:
+    pieces, text = LONE[case]
+    shown, found = read(*map(delta, pieces), completed())
+    assert found.text == text
+    assert shown == text
+
+
+@pytest.mark.parametrize("case", LONE)
+def test_a_lone_surrogate_in_text_that_was_not_streamed_does_too(case: str) -> None:
+    text = "".join(LONE[case][0])
+    shown, found = read(completed(message_item(text)))
+    assert (shown, found.text) == (LONE[case][1],) * 2
+    assert found.output[0]["content"][0]["text"] == json.loads(json.dumps(text))
+
+
+def test_a_lone_surrogate_in_an_item_stays_what_it_was(home: Home, service: Service) -> None:
+    service.script(answer("a\ud83ez"))
+    run_piped(home, b"Hi\n")
+    lines = home.session.read_bytes().split(b"\n")
+    assert rb'"text":"a\ud83ez"' in lines[1] and '"text":"a\ufffdz"'.encode() in lines[1]
+
+
+BROKEN_JSON = {
+    "half an object": '{"type":', "text": "hello", "two values": "{} {}", "NaN": '{"a":NaN}', "Infinity": '{"a":[-Infinity]}',
+    "a double too big": '{"a":1e999}', "minus": '{"a":-1e999}', "an integer too big": '{"a":1' + "0" * 400 + "}",
+    "an endless integer": '{"a":' + "9" * 5000 + "}", "deep lists": '{"a":' + "[" * 200 + "]" * 200 + "}",
+    "deep objects": '{"a":' * 201 + "1" + "}" * 201, "very deep": "[" * 100_000, "very deep, whole": "[" * 100_000 + "]" * 100_000,
+    "a list": "[]", "a number": "5", "a string": '"text"', "null": "null", "single quotes": "{'a':1}", "a control": '{"a":"\t"}',
+    "a delta that is no string": '{"type":"response.output_text.delta","delta":5}',
+    "a delta that is an object": '{"type":"response.output_text.delta","delta":{}}',
+    "a delta that is a list": '{"type":"response.refusal.delta","delta":["a"]}',
+    "an item that is a string": '{"type":"response.output_item.done","item":"a"}',
+    "an item that is a list": '{"type":"response.output_item.done","item":[1]}',
+    "an odd failure": '{"type":"response.failed","response":"broken"}',
+    "an odd reason": '{"type":"response.incomplete","response":{"incomplete_details":"x"}}',
+}
+
+
+@pytest.mark.parametrize("case", BROKEN_JSON)
+def test_an_event_that_is_not_right_is_one_clean_error(case: str) -> None:
+    assert problem_of_data(BROKEN_JSON[case])
+
+
+@pytest.mark.parametrize("data", ['{"a":' + "[" * 199 + "]" * 199 + "}", '{"a":1.7e308,"b":-1e-999,"c":' + "9" * 308 + "}",
+                                  ' {"a":1} ', '{"a":1,"a":2}', '{"a":"' + "[" * 500 + '"}', '{"a":"\\ud800"}'])
+def test_an_event_within_the_limits_is_read(data: str) -> None:
+    assert read_bytes(f"data: {data}\n\n".encode(), HELLO)[0] == "Hello."
+
+
+def test_an_item_full_of_ids_is_read_in_linear_time() -> None:
+    items = [{"id": str(n), "type": "reasoning"} for n in range(10_000)] + [message_item("Hi")]
+    began = time.process_time()
+    assert len(items_of(completed(*items))) == 10_001 and time.process_time() - began < 1
+
+
+def test_a_stream_cut_at_any_byte_is_no_response() -> None:
+    data = sse(*events(message_item("Hi"), call_item("ls")))
+    for cut in range(len(data) - 1):
+        with pytest.raises(mino.RequestError):
+            read_bytes(data[:cut])
+    assert read_bytes(data[:-1]) == read_bytes(data) and len(read_bytes(data)[1].output) == 2
+
+
+@pytest.mark.parametrize("framing", ["chunked", "close"])
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8, 0.97, 1.0])
+def test_a_call_in_a_stream_that_was_cut_does_not_run(share: float, framing: str, talk: Talk) -> None:
+    data = sse(*events(message_item("Look:"), call_item("touch ran")))
+    reply = Reply([data[:int((len(data) - 2) * share)], CUT], framing=framing)
+    assert talk.error(reply) and not (talk.home.work / "ran").exists()
+
+
+def test_a_call_id_repeated_in_a_response_is_an_error_and_nothing_runs(talk: Talk) -> None:
+    twins = [call_item(f"touch {name}", call_id="twin") for name in "ab"]
+    assert "call_id" in talk.error(stream(*events(*twins))) and not list(talk.home.work.iterdir())
+
+
+def test_a_call_id_repeated_in_a_turn_is_an_error_and_nothing_runs(home: Home, service: Service) -> None:
+    service.script(call("echo one", call_id="c1"), calls([])._replace(parts=call("touch two", call_id="c1").parts), answer("Sorry."))
+    with Mino(home) as mino:
+        mino.ask("Go.")
+        mino.expect("[y/N] ")
+        mino.line("y")
+        mino.expect("Error: ")
+        mino.ask("And?")
+        mino.expect("Sorry.")
+    assert home.kinds()[:5] == ["user_message", "model_response", "tool_start", "tool_result completed", "turn_end failed"]
+    assert not list(home.work.iterdir())
+    assert [item.get("call_id") for item in service.requests[2].body["input"]] == [None, "c1", "c1", None, None]
+
+
+def test_a_call_id_may_come_back_in_another_turn(home: Home, service: Service) -> None:
+    service.script(*[reply for text in ("One.", "Two.") for reply in (call("echo hi", call_id="c1"), answer(text))])
+    with Mino(home) as mino:
+        for text in ("One.", "Two."):
+            mino.ask("Go.")
+            mino.expect("[y/N] ")
+            mino.line("y")
+            mino.expect(text)
+
+
+# ---- 17. Tests: how a stream arrives --------------------------------------------------------------------------------
+# Framings, encodings and ends of a body. What has arrived is shown at once; the first terminal event ends the
+# reading; a body that is longer than 8 MiB, or shorter than it said, is an error, whatever it carried.
+
+ENDS = {"completed": completed(message_item("Hi")), "failed": failed("It broke."), "incomplete": incomplete("content_filter"),
+        "error": {"type": "error", "message": "It broke."}}
+
+
+@pytest.mark.parametrize("squeezed", [False, True])
+@pytest.mark.parametrize("framing", ["chunked", "close", "length"])
+def test_the_first_fragment_is_shown_at_once(framing: str, squeezed: bool, talk: Talk) -> None:
+    hold, found = Hold(), events(message_item("First, then."), chunks=["First", ", then."])
+    begun = 1 + next(n for n, event in enumerate(found) if event.get("delta") == "First")
+    talk.ask(Reply([sse(*found[:begun]), hold, sse(*found[begun:])], framing=framing, gzip=squeezed))
+    talk.mino.expect("First")
+    hold.release()
+    assert talk.told() == ", then.\n"
+
+
+def test_single_bytes_make_the_same_answer(talk: Talk) -> None:
+    data = sse(*events(message_item("牛奶 é \U0001f95b")))
+    assert talk.ask(Reply(single_bytes(data))).told() == "牛奶 é \U0001f95b\n"
+
+
+@pytest.mark.parametrize("framing", ["chunked", "close"])
+@pytest.mark.parametrize("end", ENDS)
+def test_the_first_terminal_event_ends_the_reading(end: str, framing: str, talk: Talk) -> None:
+    hold = Hold()
+    said = talk.ask(Reply([sse(delta("Hi"), ENDS[end]), hold], framing=framing)).told()
+    assert said == "Hi\n" if end == "completed" else said.startswith("Hi\nError: ")
+    hold.wait_left()
+
+
+@pytest.mark.parametrize("headers", [{"Content-Type": "Text/Event-Stream; charset=iso-8859-1"}, {"Content-Encoding": "identity"},
+                                     {"Content-Type": "text/event-stream;charset=utf-16"}])
+def test_a_stream_is_utf_8_whatever_its_headers_say(headers: Dict[str, Optional[str]], talk: Talk) -> None:
+    reply = Reply([sse(*events(message_item("é牛")))], headers=headers)
+    assert talk.ask(reply).told() == "é牛\n"
+
+
+def filled(length: int) -> bytes:
+    """A whole stream of so many bytes, most of them a comment at its beginning."""
+    return b":" * (length - len(HELLO) - 2) + b"\n\n" + HELLO
+
+
+@pytest.mark.parametrize("squeezed", [False, True])
+def test_a_stream_of_8_mib_is_read_and_one_byte_more_is_an_error(squeezed: bool, talk: Talk) -> None:
+    assert talk.ask(Reply([filled(8 << 20)], gzip=squeezed)).told() == "Hello.\n"
+    assert "The response is longer than 8 MiB" in talk.error(Reply([filled((8 << 20) + 1)], gzip=squeezed))
+
+
+def test_an_endless_stream_is_an_error(talk: Talk) -> None:
+    assert "The response is longer than 8 MiB" in talk.error(Reply(itertools.repeat(b":" + b"x" * 9998 + b"\n")))
+
+
+@pytest.mark.parametrize("squeezed", [False, True])
+@pytest.mark.parametrize("framing", ["chunked", "close", "length"])
+def test_a_whole_body_without_its_last_blank_line_counts(framing: str, squeezed: bool, talk: Talk) -> None:
+    assert talk.ask(Reply([HELLO[:-1]], framing=framing, gzip=squeezed)).told() == "Hello.\n"
+
+
+SHORT = {
+    "less than its Content-Length": Reply([HELLO[:-1], CUT], headers={"Content-Length": str(len(HELLO))}, framing="length"),
+    "no last chunk": Reply([HELLO[:-1], CUT]),
+    "reset": Reply([HELLO[:-1], RESET]),
+    "half a chunk": Reply([b"%x\r\n" % len(HELLO) + HELLO[:-1], CUT], headers={"Transfer-Encoding": "chunked"}, framing="close"),
+    "half of a gzip": Reply([HELLO[:-1], CUT], gzip=True, framing="close"),
+    "a gzip less than its Content-Length": Reply([HELLO[:-1], CUT], headers={"Content-Length": "5000"}, framing="length", gzip=True),
+}
+
+
+@pytest.mark.parametrize("case", SHORT)
+def test_a_body_that_ends_early_is_an_error_though_it_says_completed(case: str, talk: Talk) -> None:
+    assert talk.error(SHORT[case])
+
+
+@pytest.mark.parametrize("reply", [Reply([b"\x1f\x8bnonsense"], headers={"Content-Encoding": "gzip"}),
+                                   Reply([HELLO], headers={"Content-Encoding": "gzip"}),
+                                   Reply([b"zz\r\nno chunk"], headers={"Transfer-Encoding": "chunked"}, framing="close"),
+                                   Reply([]), Reply([], framing="length"), Reply([b"data: [DONE]\n\n"]),
+                                   Reply([HELLO], headers={"Content-Length": "10"}, framing="length")])
+def test_a_body_that_makes_no_sense_is_an_error(reply: Reply, talk: Talk) -> None:
+    assert talk.error(reply)
+
+
+@pytest.mark.parametrize("encoding", ["br", "deflate", "zstd", "gzip, gzip"])
+def test_an_encoding_that_was_not_asked_for_is_an_error_that_names_it(encoding: str, talk: Talk) -> None:
+    assert encoding in talk.error(Reply([HELLO], headers={"Content-Encoding": encoding}))
+
+
+@pytest.mark.parametrize("kind, words", [("text/html; charset=utf-8", ["text/html", "web page", "base_url"]), (None, []),
+                                         ("application/json", ["application/json"]), ("text/plain", ["text/plain"]),
+                                         ("text/event-streams", ["text/event-streams"]), ("x\x9by" * 200, [])])
+def test_a_wrong_content_type_names_what_came_instead(kind: Optional[str], words: List[str], talk: Talk) -> None:
+    error = talk.error(Reply([HELLO], headers={"Content-Type": kind}))
+    assert all(word in error for word in [*words, "text/event-stream"]) and len(error) < 500
+    assert "\x9b" not in talk.mino.output.decode()
+
+
+# ---- 18. Tests: refused requests and broken connections -------------------------------------------------------------
+# Every failure is one line that says what to check, after one request and no other. The service's own words are
+# cleaned and cut; the key is in none of them; what requests and urllib3 say is never shown.
+
+CONFIG = "~/.mino/config.json"
+REFUSALS: List[Tuple[int, Any, Dict[str, str], List[str]]] = [
+    (400, {"error": {"message": "Unknown parameter: 'x'.", "type": "invalid"}}, {}, ["400", "Unknown parameter: 'x'."]),
+    (400, {"error": {"message": "Too long.", "code": "context_length_exceeded"}}, {}, ["400", "Too long.", "sessions"]),
+    (401, {"error": {"message": "Bad key."}}, {}, ["401", "Bad key.", "key", CONFIG]),
+    (401, {"error": "Bad key."}, {}, ["401", "Bad key.", "key", CONFIG]),
+    (403, {"error": {"message": "Not you."}}, {}, ["403", "Not you.", CONFIG]),
+    (404, {"detail": "Not Found"}, {}, ["404", "Not Found", "base_url", "model", CONFIG]),
+    (407, None, {}, ["407"]),
+    (413, {"error": {"message": "Too large."}}, {}, ["413", "Too large.", "sessions"]),
+    (422, {"detail": [{"loc": ["body", "input"], "msg": "Field required", "type": "missing"}]}, {}, ["422", "Field required"]),
+    (429, {"error": {"message": "Slow down."}}, {}, ["429", "Slow down.", "quota"]),
+    (429, {"error": {"message": "Slow down."}}, {"Retry-After": "17"}, ["429", "quota", "17"]),
+    (429, None, {"Retry-After": "Fri, 31 Dec 2027 23:59:59 GMT"}, ["429", "Fri, 31 Dec 2027 23:59:59 GMT"]),
+    (500, {"error": {"message": "Oops."}}, {}, ["500", "Oops.", "service"]),
+    (503, "plain words", {}, ["503", "service"]),
+    (502, "<html><h1>Bad gateway</h1></html>", {"Content-Type": "text/html"}, ["502", "service"]),
+    (504, "", {}, ["504"]), (500, "[]", {}, ["500"]), (500, "null", {}, ["500"]), (500, "5", {}, ["500"]), (500, '{"error":', {}, ["500"]),
+    (500, {"error": {"message": None}}, {}, ["500"]), (500, {"error": {"message": ["x"]}}, {}, ["500"]),
+    (500, "[" * 50_000, {}, ["500"]), (500, '{"error":NaN}', {}, ["500"]), (500, {"error": {"message": "\ud800"}}, {}, ["500"]),
+    (201, None, {}, ["201"]), (204, None, {}, ["204"]), (206, None, {}, ["206"]), (304, None, {}, ["304"]), (418, None, {}, ["418"]),
+    (599, None, {}, ["599"]), (999, None, {}, ["999"]),
+]
+
+
+def refusal(status: int, body: Any = None, **headers: Optional[str]) -> Reply:
+    """An HTTP error with this body: an object as JSON, a string as it is."""
+    content = b"" if body is None else body.encode() if isinstance(body, str) else _json(body).encode()
+    return Reply([content], status, {"Content-Type": "application/json", **headers}, "length")
+
+
+@pytest.mark.parametrize("status, body, headers, words", REFUSALS)
+def test_an_http_error_says_what_to_check(status: int, body: Any, headers: Dict[str, str], words: List[str], talk: Talk) -> None:
+    error = talk.error(refusal(status, body, **headers))
+    assert [word for word in words if word not in error] == [] and len(error) < 700
+    assert "<" not in error and "null" not in error and "None" not in error
+
+
+def test_a_services_refusal_is_cleaned_and_cut(talk: Talk) -> None:
+    error = talk.error(problem(400, "bad\x1b[2J\u202e\r\n\x9bnews" + "é" * 1000))
+    assert "bad[2J news" in error and 200 < error.count("é") <= 300 - len("bad[2J news")
+    assert b"\x1b[2J" not in bytes(talk.mino.output) and "\u202e".encode() not in bytes(talk.mino.output)
+
+
+def test_a_400_says_more_where_earlier_turns_were_sent(home: Home, service: Service) -> None:
+    service.script(problem(400, "No."), problem(400, "No."), answer("Fine."), problem(400, "Bad item."))
+    ran = run_piped(home, b"one\ntwo\nthree\nfour\n")
+    *first, last = ran.stderr.splitlines()
+    assert len(first) == 2 and not any("sessions" in line for line in first)
+    assert "Bad item." in last and "nother service" in last and "sessions" in last and "moved away" in last
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_not_followed_and_its_target_is_named(status: int, talk: Talk) -> None:
+    target = f"http://127.0.0.1:{talk.service.port}/elsewhere"
+    error = talk.error(refusal(status, {"error": {"message": "Moved."}}, Location=target))
+    assert str(status) in error and target in error and CONFIG in error
+
+
+@pytest.mark.parametrize("status", [301, 302, 307])
+def test_a_redirect_may_have_words_of_its_own(status: int, talk: Talk) -> None:
+    assert "Moved for good." in talk.error(refusal(status, {"error": {"message": "Moved for good."}}, Location="/v2"))
+
+
+@pytest.mark.parametrize("target", ["http://[", "http://[::1/v1", "//", "", "http://\xff\xe9/", "mailto:me", "http://h:99999999/", "a" * 5000])
+def test_a_redirect_to_nonsense_is_an_error_like_any_other(target: str, talk: Talk) -> None:
+    error = talk.error(refusal(302, Location=target))
+    assert "302" in error and len(error) < 700 and "found" not in error
+
+
+@pytest.mark.parametrize("framing", ["chunked", "close", "length"])
+@pytest.mark.parametrize("status", [302, 400, 500])
+def test_an_error_body_is_not_read_to_its_end(status: int, framing: str, talk: Talk) -> None:
+    hold = Hold()
+    try:
+        talk.ask(Reply([b"x" * (140 << 10), hold, b"x"], status, {"Location": "/v2"}, framing))
+        assert str(status) in talk.error()
+        hold.wait_left()
+    except AssertionError:
+        talk.stop()
+        raise
+
+
+def test_an_error_body_is_read_to_64_kib(talk: Talk) -> None:
+    assert "MARKER" in talk.error(refusal(500, {"error": {"message": "MARKER"}, "more": "x" * 60_000}))
+    assert "MARKER" not in talk.error(refusal(500, {"error": {"message": "MARKER"}, "more": "x" * 400_000}))
+
+
+def test_a_squeezed_error_body_is_read_to_64_kib(talk: Talk) -> None:
+    small, large = (refusal(500, {"error": {"message": "MARKER"}, "more": "x" * length}) for length in (60_000, 400_000))
+    assert "MARKER" in talk.error(small._replace(gzip=True, framing="close"))
+    assert "MARKER" not in talk.error(large._replace(gzip=True, framing="close"))
+
+
+@pytest.mark.parametrize("reply", [Reply([b'{"error":'], 500, {"Content-Length": "99"}, "length"), refusal(500, "x", Content_Encoding="br")])
+def test_an_error_body_that_is_broken_leaves_the_status(reply: Reply, talk: Talk) -> None:
+    parts = [*reply.parts, CUT]
+    assert "500" in talk.error(reply._replace(parts=parts))
+
+
+LEAKS = {
+    "error": problem(401, f"Incorrect API key provided: {KEY}."), "detail": refusal(422, {"detail": [{"input": f"Bearer {KEY}"}]}),
+    "escaped": refusal(401, '{"error":"bad \\u0073' + KEY[1:] + '"}'), "hidden": problem(401, "\u200b".join(KEY)),
+    "redirect": refusal(302, Location=f"http://127.0.0.1/{KEY}"), "content type": Reply([b""], headers={"Content-Type": f"text/{KEY}"}),
+    "encoding": Reply([HELLO], headers={"Content-Encoding": f"{KEY}"}), "retry": refusal(429, **{"Retry-After": KEY}),
+    "failed": stream(failed(f"Key {KEY} is no good.")), "error event": stream({"error": f"Key {KEY}"}), "reason": stream(incomplete(KEY)),
+    "at the cut": problem(401, "x" * (300 - 3 - 14) + KEY), "type": stream(completed({"type": KEY})),
+    "status": stream(done_with(message_item("Hi"), status=KEY)),
+}
+
+
+@pytest.mark.parametrize("case", LEAKS)
+def test_a_key_that_the_service_echoes_is_not_shown(case: str, talk: Talk) -> None:
+    error = talk.error(LEAKS[case])
+    assert KEY not in error and KEY not in talk.mino.text and KEY.encode() not in bytes(talk.mino.output)
+    assert "[API key]" in error or case in ("at the cut", "type", "status")
+    assert KEY[:len(KEY) // 2] not in error
+    assert KEY.encode() not in talk.home.session.read_bytes()
+
+
+def test_a_key_that_a_command_prints_is_not_shown_saved_or_sent(home: Home, service: Service) -> None:
+    service.script(call("cat ~/.mino/config.json; env"), answer("Seen."))
+    with Mino(home) as mino:
+        mino.ask("Go.")
+        mino.expect("[y/N] ")
+        mino.line("y")
+        assert '"api_key": "[API key]"' in mino.expect("Seen.")
+    assert KEY not in mino.text and KEY.encode() not in service.requests[1].raw
+    holding = [path for path in home.place.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+    assert holding == [home.config]
+
+
+def test_what_is_said_is_not_rewritten_and_a_short_key_is_a_word(home: Home, service: Service) -> None:
+    service.script(answer(f"You said {KEY}."), answer("Fine."))
+    said = run_piped(home, f"My key is {KEY}.\nWell?\n".encode())
+    assert f"You said {KEY}." in said.stdout and service.requests[1].body["input"][0]["content"] == f"My key is {KEY}."
+    home.configure(service.url, key="x")
+    service.script(problem(401, "An extra x."))
+    assert "An extra x." in run_piped(home, b"Hi\n").stderr
+
+
+def test_a_connection_that_is_refused_names_host_and_port(home: Home) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    home.configure(f"http://127.0.0.1:{port}/v1")
+    ran = run_piped(home, b"Hi\n")
+    assert ran.status == 0 and f"127.0.0.1:{port}" in ran.stderr and ran.stderr.startswith("Error: ") and ran.stderr.count("\n") == 1
+    assert home.kinds() == ["user_message", "turn_end failed"] and ran.stdout.endswith("Goodbye.\n")
+
+
+NO_HTTP = {
+    "nothing": b"", "half a status line": b"HTTP/1.1 200", "no HTTP": b"SSH-2.0-OpenSSH_9.9\r\n", "half the headers": ok(b"")[:40],
+    "a bad status": b"HTTP/1.1 abc OK\r\n\r\n", "another protocol": b"\x00\xff" * 100, "a huge header": b"HTTP/1.1 200 OK\r\nA: " + b"x" * 99_999,
+    "a thousand headers": b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 1000 + b"\r\n", "a stray line": b"HTTP/1.1 200 OK\r\n\xff\xfe\r\n\r\n",
+    "a negative length": ok(b"").replace(b"Connection: close", b"Content-Length: -5"),
+    "no length": ok(b"").replace(b"Connection: close", b"Content-Length: x"),
+    "a bad chunk": ok(b"-5\r\n").replace(b"Connection: close", b"Transfer-Encoding: chunked"),
+    "two lengths": ok(b"").replace(b"Connection: close", b"Content-Length: 5\r\nContent-Length: 6"),
+}
+
+
+@pytest.mark.parametrize("case", NO_HTTP)
+def test_a_server_that_does_not_speak_http_is_one_error_after_one_request(case: str, home: Home) -> None:
+    with Wire(NO_HTTP[case]) as wire:
+        home.configure(f"http://127.0.0.1:{wire.port}/v1")
+        ran = run_piped(home, b"Hi\n")
+    assert len(wire.seen) == 1 and ran.status == 0
+    assert ran.stderr.startswith("Error: ") and ran.stderr.count("\n") == 1 and "HTTPConnection" not in ran.stderr
+    assert home.kinds() == ["user_message", "turn_end failed"]
+
+
+def test_silence_before_the_headers_and_in_the_stream_has_an_end(home: Home, service: Service, tmp_path: Path) -> None:
+    quiet = launcher(tmp_path, SILENCE_SECONDS=1)
+    service.script(answer("Never.")._replace(before=Hold()), Reply([sse(delta("Half")), Hold()]), Reply([Hold()], 500))
+    ran = run_piped(home, b"one\ntwo\nthree\n", launcher=quiet)
+    first, second, third = ran.stderr.splitlines()
+    assert "silent" in first and "silent" in second and "1 s" in first and "500" in third
+    assert "Half" in ran.stdout and "Never" not in ran.stdout and len(service.requests) == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="how a full queue behaves is the system's affair")
+def test_connecting_has_an_end(home: Home, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        port, waiting = listener.getsockname()[1], [socket.socket() for _ in range(3)]
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(("127.0.0.1", port))
+        home.configure(f"http://127.0.0.1:{port}/v1")
+        ran = run_piped(home, b"Hi\n", launcher=launcher(tmp_path, CONNECT_SECONDS=1))
+        for one in waiting:
+            one.close()
+    assert f"127.0.0.1:{port}" in ran.stderr and "1 s" in ran.stderr and ran.stderr.count("\n") == 1
+
+
+def test_a_service_that_is_slow_to_read_has_as_long_as_one_that_is_slow_to_answer(home: Home, tmp_path: Path) -> None:
+    home.write_session(numbered(*exchange("x" * (15 << 20), "Fine.")))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        home.configure(f"http://127.0.0.1:{listener.getsockname()[1]}/v1")
+        with Mino(home, launcher=launcher(tmp_path, CONNECT_SECONDS=1, SILENCE_SECONDS=3)) as mino:
+            mino.ask("Hi")
+            connection, _ = listener.accept()
+            began = time.monotonic()
+            mino.expect("Error: ")
+            assert 2.5 < time.monotonic() - began
+            connection.close()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: Any) -> Path:
+    """A certificate for 127.0.0.1 that nobody has signed, with its key in one file."""
+    if not shutil.which("openssl"):
+        pytest.skip("there is no openssl to make a certificate")
+    place = tmp_path_factory.mktemp("tls")
+    path = place / "both.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(place / "key"), "-out", str(place / "cert"),
+               "-days", "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    made = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=place)
+    if made.returncode:
+        pytest.skip(f"openssl made no certificate: {made.stdout.decode()[-200:]}")
+    path.write_bytes((place / "key").read_bytes() + (place / "cert").read_bytes())
+    return path
+
+
+@pytest.fixture
+def secure(certificate: Path) -> Iterator[Wire]:
+    """A server that speaks TLS with this certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    with Wire(ok(HELLO), context) as wire:
+        yield wire
+
+
+def test_a_certificate_that_nobody_has_signed_is_called_one(home: Home, secure: Wire) -> None:
+    home.configure(f"https://127.0.0.1:{secure.port}/v1")
+    ran = run_piped(home, b"Hi\n")
+    assert "certificate" in ran.stderr.lower() and f"127.0.0.1:{secure.port}" in ran.stderr and not any(secure.seen)
+
+
+@pytest.mark.parametrize("variable", ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
+def test_a_certificate_of_the_users_own_bundle_is_trusted(variable: str, home: Home, secure: Wire, certificate: Path) -> None:
+    home.configure(f"https://127.0.0.1:{secure.port}/v1")
+    ran = run_piped(home, b"Hi\n", env={variable: str(certificate), "HTTPS_PROXY": "http://127.0.0.1:1"})
+    assert "Hello." in ran.stdout and not ran.stderr and f"Authorization: Bearer {KEY}".encode() in secure.seen[0]
+
+
+def test_a_certificate_for_another_host_is_called_one(home: Home, secure: Wire, certificate: Path) -> None:
+    home.configure(f"https://localhost:{secure.port}/v1")
+    ran = run_piped(home, b"Hi\n", env={"REQUESTS_CA_BUNDLE": str(certificate)})
+    assert "certificate" in ran.stderr.lower() and f"localhost:{secure.port}" in ran.stderr and not any(secure.seen)
+
+
+@pytest.mark.parametrize("bundle", ["/nowhere/ca.pem", "soul"])
+def test_a_bundle_that_cannot_be_used_is_a_certificate_problem(bundle: str, home: Home, secure: Wire) -> None:
+    home.configure(f"https://127.0.0.1:{secure.port}/v1")
+    (home.work / "soul").write_text("no certificate")
+    ran = run_piped(home, b"Hi\n", env={"REQUESTS_CA_BUNDLE": bundle})
+    assert "certificate" in ran.stderr.lower() or "REQUESTS_CA_BUNDLE" in ran.stderr
+    assert "Traceback" not in ran.stderr and "closed" not in ran.stderr
+
+
+def test_a_plain_server_behind_https_is_one_error(home: Home, service: Service) -> None:
+    home.configure(service.url.replace("http:", "https:"))
+    ran = run_piped(home, b"Hi\n")
+    assert ran.stderr.startswith("Error: ") and f"127.0.0.1:{service.port}" in ran.stderr and ran.stderr.count("\n") == 1
+    assert "certificate" not in ran.stderr and not service.requests
+
+
+def test_a_failed_request_leaves_the_chat_and_the_history_fit(home: Home, service: Service) -> None:
+    service.script(problem(500, "Oops."), answer("Fine."))
+    ran = run_piped(home, b"one\ntwo\n")
+    assert "Fine." in ran.stdout and service.requests[1].body["input"] == [{"role": "user", "content": "two"}]
+    assert home.kinds() == ["user_message", "turn_end failed", "user_message", "model_response", "turn_end completed"]
+
+
+# ---- 19. Tests: the history -----------------------------------------------------------------------------------------
+# One JSON object a line, checked, written, synced and only then believed. What does not fit touches neither file nor
+# memory; a torn tail is kept aside and cut, any other damage stops the start; an unfinished turn is closed by the
+# evidence of the file, runs nothing and sends nothing. A command that may have run is put before the person first.
+
+UNKNOWN = ("Execution was started but its result was not saved. The operation may have happened. "
+           "Do not automatically retry it.")
+RECOVERED = "An interrupted tool turn was recovered without executing commands."
+LEFT_OUT = "An interrupted turn was kept but left out of the context. It was not retried."
+WARNING = ("A previous command started, but its result is unknown. It may have changed files or external systems. "
+           "Mino has not rerun it. Review those effects before continuing.")
+GATE = "Do you understand that these commands may already have run? [y/N] "
+GATE_CLOSED = "Unknown tool results require acknowledgement in an interactive terminal"
+NEITHER = "neither known to be saved nor known to be lost"
+Items = List[Dict[str, Any]]
+
+
+def old_answer(text: str, turn: str = TURN_A, **fields: Any) -> Record:
+    """How chapter 02 saved an answer."""
+    return {"turn_id": turn, "kind": "assistant_message", "text": text, **fields}
+
+
+def notice(status: str) -> Dict[str, Any]:
+    """What the model is told of a turn with calls that did not complete."""
+    return {"type": "message", "role": "assistant", "content": (
+        f"Mino runtime notice: the previous turn ended with status {status}. Tool results above are retained; "
+        "no command was automatically retried.")}
+
+
+def said(text: str) -> Dict[str, Any]:
+    """An answer that came without items."""
+    return {"type": "message", "role": "assistant", "content": text}
+
+
+def question_to(text: str) -> Dict[str, Any]:
+    """A question as it is sent."""
+    return {"role": "user", "content": text}
+
+
+def output(call_id: str, text: str) -> Dict[str, Any]:
+    """A result as it is sent."""
+    return {"type": "function_call_output", "call_id": call_id, "output": text}
+
+
+def unknown_turn(command: str, call_id: str = "c", turn: str = TURN_A) -> List[Record]:
+    """A turn that ended while a command ran, as recovery closes it."""
+    return [user("Do it.", turn), response(call_item(command, call_id=call_id, id="f"), turn=turn),
+            start(call_id, command, turn), result(call_id, "unknown", UNKNOWN, turn), end("interrupted", turn)]
+
+
+def rich() -> List[Record]:
+    """Every kind of record: a turn with two calls, one with an unknown result, one with neither. See RICH."""
+    return numbered(
+        user("List, then delete."),
+        response(reasoning_item(id="rs"), message_item("I look.", id="m"), call_item("ls", call_id="c1", id="f1"),
+                 call_item("rm x", call_id="c2", id="f2")),
+        start("c1", "ls"), result("c1", "completed", "牛奶\n", exit_code=0), result("c2", "denied", "No."),
+        response(message_item("Done.", id="m2")), end(), *unknown_turn("send", "c3", TURN_B), ack(TURN_B),
+        *exchange("你好", "你好！", TURN_C))
+
+
+RICH = ["user_message", "model_response", "tool_start", "tool_result completed", "tool_result denied",  # 1 to 5
+        "model_response", "turn_end completed", "user_message", "model_response", "tool_start",  # 6 to 10
+        "tool_result unknown", "turn_end interrupted", "recovery_ack",  # 11 to 13
+        "user_message", "model_response", "turn_end completed"]  # 14 to 16
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[Home]:
+    """A home without settings, for histories that are opened without a process; their descriptors are closed at the end."""
+    made = Home(tmp_path)
+    yield made
+    inodes = {path.stat().st_ino for path in made.sessions.iterdir()}
+    for name in os.listdir("/dev/fd"):
+        try:
+            if os.fstat(int(name)).st_ino in inodes:
+                os.close(int(name))
+        except OSError:
+            pass  # the directory's own
+
+
+def load(home: Home, *records: Record) -> mino.History:
+    """The history of the session, read and not yet recovered; with records, of a session made of these."""
+    if records:
+        home.write_session(numbered(*records))
+    history = mino.History(str(home.session))
+    history.load()
+    return history
+
+
+def reopen(home: Home) -> mino.History:
+    """The history as after a start."""
+    history = mino.History(str(home.session))
+    history.recover(history.load())
+    return history
+
+
+def context(history: mino.History) -> Items:
+    """The input that the next request begins with; between turns, that of a question question_to in a copy of the file."""
+    if history.turn.turn_id:
+        return json.loads(b"[" + b",".join(history.context()) + b"]")
+    copy = mino.History(shutil.copy(history.path, Path(history.path).with_suffix(".copy")))
+    copy.load()
+    copy.begin("Next?")
+    *told, question = context(copy)
+    assert question == question_to("Next?")
+    return told
+
+
+def refuses(home: Home, line: int) -> str:
+    """Check that the session is refused at a line and left as it is; returns why."""
+    before = home.session.read_bytes()
+    with pytest.raises(mino.MinoError, match=rf"line {line}\b") as caught:
+        reopen(home)
+    assert (home.session.read_bytes(), home.recovery_copies) == (before, [])
+    return str(caught.value)
+
+
+def append(history: mino.History, record: Record) -> None:
+    """Save a record by the method for its kind."""
+    fields = {name: value for name, value in record.items() if name not in ("turn_id", "kind")}
+    if record["kind"] == "user_message":
+        history.begin(record["text"])
+    elif record["kind"] == "recovery_ack" and history.unacknowledged:
+        history.acknowledge()
+    else:
+        history.save(record["kind"], **fields)
+
+
+def memory(history: mino.History) -> Tuple[Any, ...]:
+    """All that is known of the file."""
+    return history.turn, context(history), dict(history.unacknowledged), list(history.questions)
+
+
+# Records.
+
+@pytest.mark.parametrize("record", [
+    user("Hi."), user(" \n你好\0"), old_answer("Hi."), old_answer("Hi.", output=[message_item("Hi.")]),
+    old_answer("Hi.", output=[reasoning_item()]), response(text="Hi."), response(message_item("Hi."), text=""),
+    response(message_item("No.", kind="refusal")), response(message_item("Hi.", phase="final_answer")),
+    response(reasoning_item(), message_item("", status="in_progress"), text="Hi."), response(call_item("ls", text="Hi.")),
+    response(call_item("ls", status=None), call_item("ls", call_id="x" * 512, name="any", arguments="")),
+    response({"type": "function_call", "call_id": " x", "name": "y", "arguments": "{"}),
+    response({"type": "message", "role": "assistant", "content": []}, text="Hi."),
+], ids=str)
+def test_a_question_and_each_form_of_answer_is_read(bare: Home, record: Record) -> None:
+    records = [record] if record["kind"] == "user_message" else [user("Hi?"), record]
+    history = load(bare, *records)
+    assert history.turn.turn_id == TURN_A and not history.notices
+
+
+@pytest.mark.parametrize("status, fields", [
+    ("completed", {"exit_code": 0}), ("completed", {"exit_code": 0, "truncated": True}), ("failed", {"exit_code": 1}),
+    ("failed", {"exit_code": 300}), ("failed", {}), ("timed_out", {}), ("timed_out", {"truncated": True}),
+    ("output_limit", {"truncated": True}), ("cancelled", {}), ("unknown", {}), ("denied", {}), ("not_executed", {}),
+    ("invalid_arguments", {}), ("unknown_tool", {})])
+def test_each_form_of_result_is_read(bare: Home, status: str, fields: Record) -> None:
+    started = status not in ("denied", "not_executed", "invalid_arguments", "unknown_tool")
+    ran = result("c", status, "x" * 65_536, **fields)
+    load(bare, user("Hi?"), response(call_item("ls", call_id="c")), *([start("c", "ls")] if started else []), ran)
+    refused = [user("Hi?"), response(call_item("ls", call_id="c")), *([] if started else [start("c", "ls")]), ran]
+    bare.write_session(numbered(*refused))
+    refuses(bare, len(refused))
+
+
+@pytest.mark.parametrize("status", ["completed", "failed", "cancelled", "interrupted"])
+@pytest.mark.parametrize("reply", [old_answer("Hi."), response(text="Hi.")], ids=["chapter 02", "now"])
+def test_each_end_of_a_turn_is_read(bare: Home, status: str, reply: Record) -> None:
+    history = load(bare, user("Hi?"), reply, end(status))
+    assert context(history) == ([question_to("Hi?"), said("Hi.")] if status == "completed" else [])
+
+
+def test_every_kind_is_read_in_one_session(bare: Home) -> None:
+    path = bare.write_session(rich())
+    before, history = path.read_bytes(), reopen(bare)
+    assert bare.kinds() == RICH and (path.read_bytes(), history.notices, history.unacknowledged) == (before, [], {})
+    assert list(history.questions) == ["List, then delete.", "Do it.", "你好"]
+
+
+SURROGATE = "half \ud83d"
+BAD: List[Tuple[int, Dict[str, Any]]] = [  # a line of `rich`, and what is changed in it; `...` leaves a field out
+    *[(line, change) for line in (1, 2, 3, 4, 7, 13) for change in (
+        {"more": 1}, {"session_id": SESSION}, {"v": 3}, {"v": 0}, {"v": "2"}, {"v": True}, {"v": 2.0}, {"v": ...},
+        {"seq": line + 1}, {"seq": line - 1}, {"seq": 0}, {"seq": -1}, {"seq": str(line)}, {"seq": float(line)},
+        {"seq": None}, {"seq": ...}, {"turn_id": TURN_D[:31]}, {"turn_id": "A" * 32}, {"turn_id": "g" * 32},
+        {"turn_id": "a" * 33}, {"turn_id": TURN_A + "\n"}, {"turn_id": ""}, {"turn_id": 1}, {"turn_id": None},
+        {"turn_id": ...}, {"kind": "note"}, {"kind": ""}, {"kind": None}, {"kind": []}, {"kind": {}}, {"kind": ...})],
+    (1, {"seq": True}),
+    *[(line, {"v": 1}) for line in (2, 3, 4, 5, 13)],  # kinds that chapter 02 did not know
+    *[(line, {"turn_id": TURN_D}) for line in (2, 3, 4, 5, 6, 7, 13)],
+    *[(8, {"turn_id": turn}) for turn in (TURN_A, TURN_A.upper())],  # used before
+    (14, {"turn_id": TURN_B}),
+    *[(1, {"text": text}) for text in ("", " \t\n", "\u3000", SURROGATE, None, 1, ["Hi"], ...)],
+    *[(2, {"text": text}) for text in (SURROGATE, None, 1, ["Hi"])],
+    *[(6, {"text": text, "output": []}) for text in ("", " \n", ...)],
+    (6, {"text": ..., "output": ...}), (6, {"text": ..., "output": [message_item(" ")]}),
+    (6, {"text": ..., "output": [reasoning_item()]}),
+    *[(2, {"output": value}) for value in (None, {}, "items", [1], [None], [[]])],
+    *[(6, {"output": [item]}) for item in (
+        {}, {"type": None}, {"type": []}, {"type": "web_search_call"}, {"type": "function_call_output"},
+        {"role": "assistant", "content": "Hi."}, message_item("x", role="user"), {"type": "message", "content": []},
+        message_item("x", content="x"), message_item("x", content=None), message_item("x", content=[1]),
+        message_item("x", content=[{"type": "output_image"}]), message_item("x", content=[{"type": "output_text"}]),
+        message_item("x", content=[{"type": "refusal", "refusal": 1}]), message_item("x", content=[{"type": []}]))],
+    *[(9, {"output": [call_item("send", **{"call_id": "c3", **change})]}) for change in (
+        {"name": " "}, {"name": ""}, {"arguments": {"command": "send"}}, {"status": "in_progress"},
+        {"status": "incomplete"}, {"status": 1})],
+    *[(9, {"output": [{**call_item("send"), **change}]}) for change in (
+        {"call_id": ""}, {"call_id": " "}, {"call_id": 3}, {"call_id": None}, {"call_id": "x" * 513}, {"name": None},
+        {"arguments": None})],
+    (2, {"output": [call_item("ls", call_id="c1"), call_item("ls", call_id="c1")]}),
+    (6, {"output": [call_item("ls", call_id="c2")]}),  # an earlier response of the turn has it
+    *[(3, {"call_id": value}) for value in ("c2", "c9", "", None, 1, ...)],
+    *[(3, {"name": value}) for value in ("sh", "", None, ...)],
+    *[(3, {"arguments": value}) for value in (
+        {"command": "rm x"}, {"command": "ls", "more": 1}, {}, '{"command":"ls"}', ["ls"], None, ...)],
+    *[(3, {"cwd": value}) for value in ("tmp", "", "./", "~", None, 1, ["/"], ...)],
+    *[(4, {"call_id": value}) for value in ("c2", "c9", None, ...)],
+    *[(5, {"call_id": value}) for value in ("c1", "c9")],
+    *[(4, {"result": value}) for value in (None, [], "completed", {}, ...)],
+    *[(4, {"result": {"output": "x", **change}}) for change in (
+        {}, {"status": None}, {"status": []}, {"status": "done"}, {"status": "completed"}, {"status": "interrupted"},
+        *[{"status": "completed", "exit_code": code} for code in (1, False, "0", 0.0, None, -1)],
+        *[{"status": "failed", "exit_code": code} for code in (0, True, -1, "1", 1.0, None)],
+        *[{"status": "timed_out", "exit_code": code} for code in (True, -1)],
+        *[{"status": "failed", "truncated": value} for value in (1, "true", None)],
+        {"status": "output_limit"}, {"status": "output_limit", "truncated": False},
+        {"status": "output_limit", "exit_code": 1}, {"status": "failed", "more": 1}, {"status": "failed", "output": 1},
+        {"status": "failed", "output": None}, {"status": "failed", "output": SURROGATE})],
+    (4, {"result": {"status": "failed"}}),
+    *[(11, {"result": {"status": "unknown", "output": UNKNOWN, **more}}) for more in (
+        {"exit_code": 0}, {"exit_code": 1}, {"truncated": True}, {"truncated": False})],
+    *[(5, {"result": {"status": status, "output": "", **more}})
+      for status in ("denied", "invalid_arguments", "unknown_tool", "not_executed")
+      for more in ({"exit_code": 0}, {"exit_code": 1}, {"truncated": True})],
+    *[(5, {"result": {"status": status, "output": "", **more}}) for status, more in (  # of a call without a start
+        ("completed", {"exit_code": 0}), ("failed", {}), ("timed_out", {}), ("output_limit", {"truncated": True}),
+        ("cancelled", {}), ("unknown", {}))],
+    *[(4, {"result": {"status": status, "output": ""}})  # of a call with one
+      for status in ("denied", "invalid_arguments", "unknown_tool", "not_executed")],
+    *[(7, {"status": status}) for status in ("done", "", "unknown", "Completed", None, 1, ["completed"], ...)],
+    (12, {"status": "completed"}),  # its last response has calls
+    *[(13, change) for change in ({"turn_id": TURN_A}, {"turn_id": TURN_C}, {"status": "completed"}, {"text": "y"})],
+]
+
+
+@pytest.mark.parametrize("line, change", [pytest.param(*case, id=f"{case[0]}-{ascii(case[1])[:80]}") for case in BAD])
+def test_a_record_that_is_wrong_stops_the_start(bare: Home, line: int, change: Dict[str, Any]) -> None:
+    records = rich()
+    records[line - 1] = {name: value for name, value in {**records[line - 1], **change}.items() if value is not ...}
+    for content in (records, records[:line]):  # it is no torn tail where it is the last
+        bare.write_session(content)
+        refuses(bare, line)
+
+
+@pytest.mark.parametrize("reply", [
+    old_answer(""), old_answer(" "), old_answer(SURROGATE), old_answer("Hi.", output=[call_item("ls")]),
+    old_answer("Hi.", output=None), old_answer("Hi.", output=[{"type": "note"}]),
+    {"turn_id": TURN_A, "kind": "assistant_message", "output": [message_item("Hi.")]}], ids=ascii)
+@pytest.mark.parametrize("v", [1, 2])
+def test_an_answer_of_chapter_02_is_checked_too(bare: Home, reply: Record, v: int) -> None:
+    bare.write_session(numbered(user("Hi?"), reply, end(), v=v))
+    refuses(bare, 2)
+
+
+def test_a_start_with_other_arguments_is_refused_though_python_calls_them_equal(bare: Home) -> None:
+    asks = response(call_item("ls", call_id="c", arguments='{"command":"ls","n":1}'))
+    starts = {**start("c", "ls"), "arguments": {"command": "ls", "n": True}}
+    bare.write_session(numbered(user("Hi?"), asks, starts, result("c", "failed")))
+    refuses(bare, 3)
+
+
+# Order.
+
+TWO = [user("Do both."), response(call_item("ls", call_id="c1"), call_item("ls", call_id="c2"))]
+STATES: Dict[str, List[Record]] = {
+    "nothing yet": [],
+    "a completed turn": exchange("Hi?", "Hi."),
+    "a failed turn": [user("Hi?"), end("failed")],
+    "an unknown result": unknown_turn("ls", "c1"),
+    "an acknowledged result": [*unknown_turn("ls", "c1"), ack()],
+    "a question": [user("Hi?")],
+    "two calls": TWO,
+    "the first started": [*TWO, start("c1", "ls")],
+    "the first ended": [*TWO, start("c1", "ls"), result("c1", "failed")],
+    "the second started": [*TWO, result("c1", "denied"), start("c2", "ls")],
+    "both ended": [*TWO, result("c1", "denied"), start("c2", "ls"), result("c2", "unknown", UNKNOWN)],
+    "an answer": exchange("Hi?", "Hi.")[:2],
+    "an answer of chapter 02": [user("Hi?"), old_answer("Hi.")],
+    "an answer after calls": [*TWO, result("c1", "denied"), result("c2", "denied"), response(text="Hi.")],
+}
+TURN_ENDS = {f"end {status}": end(status) for status in ("completed", "failed", "cancelled", "interrupted")}
+UNFINISHED = {"end failed", "end cancelled", "end interrupted"}
+LEGAL: Dict[str, set] = {  # by the words "Order within a turn"; a chapter 02 answer follows its question
+    "nothing yet": {"question"},
+    "a completed turn": {"question"},
+    "a failed turn": {"question"},
+    "an unknown result": {"question", "acknowledgement"},  # chapter 03 went on without one
+    "an acknowledged result": {"question"},
+    "a question": {"calls", "answer", "old answer", *UNFINISHED},
+    "two calls": {"start", "result without a start"},
+    "the first started": {"result of a start"},
+    "the first ended": {"start", "result without a start"},
+    "the second started": {"result of a start"},
+    "both ended": {"calls", "answer", *UNFINISHED},
+    "an answer": {"end completed", *UNFINISHED},
+    "an answer of chapter 02": {"end completed", *UNFINISHED},
+    "an answer after calls": {"end completed", *UNFINISHED},
+}
+
+
+def steps(state: str) -> Dict[str, Record]:
+    """Every step there is, as right as it can be after this state."""
+    call_id = "c2" if state in ("the first ended", "the second started") else "c1"
+    return {"question": user("Next?", TURN_D), "calls": response(call_item("ls", call_id="new")),
+            "answer": response(message_item("Hi.")), "old answer": old_answer("Hi."), "start": start(call_id, "ls"),
+            "result of a start": result(call_id, "completed", exit_code=0),
+            "result without a start": result(call_id, "denied"), **TURN_ENDS, "acknowledgement": ack()}
+
+
+ALL = [(state, step) for state in STATES for step in steps(state)]
+
+
+@pytest.mark.parametrize("state, step", [case for case in ALL if case[1] in LEGAL[case[0]]])
+def test_a_step_in_order_is_read_and_written(bare: Home, state: str, step: str) -> None:
+    read = load(bare, *STATES[state], steps(state)[step])
+    bare.write_session(numbered(*STATES[state]))
+    written = load(bare)
+    append(written, steps(state)[step])
+    assert written.turn.state == read.turn.state and context(written) == context(read)
+    assert memory(load(bare)) == memory(written) and len(bare.records()) == len(STATES[state]) + 1
+
+
+@pytest.mark.parametrize("state, step", [case for case in ALL if case[1] not in LEGAL[case[0]]])
+def test_a_step_out_of_order_is_neither_read_nor_written(bare: Home, state: str, step: str) -> None:
+    bare.write_session(numbered(*STATES[state], steps(state)[step]))
+    refuses(bare, len(STATES[state]) + 1)
+    path = bare.write_session(numbered(*STATES[state]))
+    history, content = load(bare), path.read_bytes()
+    known = memory(history)
+    with pytest.raises(mino.RecordError):
+        append(history, steps(state)[step])
+    assert (memory(history), path.read_bytes()) == (known, content)
+    history.close_turn("failed")  # the history can still be used
+    assert memory(load(bare)) == memory(history)
+
+
+@pytest.mark.parametrize("record", [
+    user(" \n"), user(SURROGATE), response(text=" "), response(reasoning_item()), response({"type": "note"}),
+    response(call_item("ls", status="in_progress")), response(call_item("ls", call_id="x"), call_item("ls", call_id="x")),
+    response(message_item("Hi."), text=SURROGATE), old_answer(" "),
+    {"turn_id": TURN_A, "kind": "model_response", "text": "Hi.", "more": float("inf")},
+    {"turn_id": TURN_A, "kind": "model_response", "text": "Hi.", "more": 1}], ids=ascii)
+def test_a_wrong_record_is_not_written(bare: Home, record: Record) -> None:
+    history = load(bare, *(exchange("Hi?", "Hi.", TURN_B) if record["kind"] == "user_message" else [user("Hi?")]))
+    known, content = memory(history), bare.session.read_bytes()
+    with pytest.raises((mino.RecordError, ValueError)):
+        append(history, record)
+    assert (memory(history), bare.session.read_bytes()) == (known, content)
+
+
+@pytest.mark.parametrize("content, line", [
+    (numbered(*STATES["a question"], end()), 2), (numbered(*STATES["two calls"], end("failed")), 3),
+    (numbered(*STATES["the first started"], start("c1", "ls")), 4), (numbered(ack()), 1), (numbered(user("Hi."), v=3), 1),
+    (numbered(*exchange("Hi?", "Hi."), *exchange("Hi?", "Hi.")), 4), ([*rich(), *rich()], 17)], ids=ascii)
+def test_mino_stops_at_the_line_and_leaves_the_file(home: Home, service: Service, content: Any, line: int) -> None:
+    before = home.write_session(content).read_bytes()
+    status, shown, errors = run_piped(home, b"Hi.\n")
+    assert (status, shown) == (1, "") and re.fullmatch(rf"Error: .*{SESSION}.*line {line}\b.*\n", errors)
+    assert (home.session.read_bytes(), home.recovery_copies, service.requests) == (before, [], [])
+
+
+# What is written.
+
+def test_records_are_written_as_they_are_specified(home: Home, service: Service) -> None:
+    items = [reasoning_item(summary=[{"b": 1.5, "a": None}]), message_item("牛奶？", "refusal", phase="x"), call_item("pwd", call_id="c")]
+    service.script(answer("", items=items), stream(delta("Two"), delta(" parts \u2028", 1), completed()))
+    with Mino(home) as run:
+        run.ask("牛奶 & <b>")
+        run.expect("[y/N] ")
+        run.line("y")
+        run.expect("Two")
+        run.ask("/exit")
+        assert run.wait() == 0
+    lines = home.session.read_bytes().split(b"\n")
+    turn = json.loads(lines[0])["turn_id"]
+    assert re.fullmatch("[0-9a-f]{32}", turn) and lines.pop() == b""
+    assert [json.loads(line) for line in lines] == numbered(
+        user("牛奶 & <b>", turn), response(*items, text="牛奶？", turn=turn),
+        start("c", "pwd", turn, cwd=str(home.work)), result("c", "completed", f"{home.work}\n", turn, exit_code=0),
+        response(text="Two parts \u2028", turn=turn), end("completed", turn))
+    assert lines == [_json(json.loads(line)).encode() for line in lines]  # compact, and letters as they are
+
+
+def test_each_step_is_in_the_file_before_the_next_one(home: Home, service: Service) -> None:
+    seen: List[List[str]] = []
+
+    def then(reply: Reply) -> Callable[[Request], Reply]:
+        """The reply, after a look at the file."""
+        return lambda request: (seen.append(home.kinds()), reply)[1]
+
+    service.script(then(call(f"cut -d, -f4 {home.sessions}/*.jsonl")), then(answer("Hi.")))
+    with Mino(home) as run:
+        run.ask("Do it.")
+        run.expect("[y/N] ")
+        seen.append(home.kinds())
+        run.line("y")
+        run.expect("exit code 0]\n")
+        assert run.expect("\n\n").splitlines()[-1] == '"kind":"tool_start"'
+        run.ask("/exit")
+    assert seen == [["user_message"], ["user_message", "model_response"],
+                    ["user_message", "model_response", "tool_start", "tool_result completed"]]
+
+
+FAULTY = '''
+import errno, os
+kind, number = os.environ["FAULT"].split(":")
+number, count, write_really, sync_really = int(number), 0, os.write, os.fsync
+sessions = os.path.join(os.environ["HOME"], ".mino", "sessions")
+
+def is_session(fd):
+    return os.fstat(fd).st_ino in [entry.inode() for entry in os.scandir(sessions) if len(entry.name) == 38]
+
+def log(what):
+    with open(os.environ["FAULT"].replace(":", "-") + ".log", "a") as file:
+        print(what, file=file)
+
+def write(fd, data):
+    global count
+    if fd > 2 and is_session(fd):
+        count += 1
+        log(bytes(data).count(b"\\n"))
+        if count == number and kind == "write":
+            raise OSError(errno.ENOSPC, "full")
+        if count == number and kind == "short":
+            return write_really(fd, bytes(data)[:len(data) // 2])
+    return write_really(fd, data)
+
+def sync(fd):
+    if fd > 2 and is_session(fd):
+        log("sync")
+        if count == number and kind == "fsync":
+            raise OSError(errno.EIO, "broken")
+    sync_really(fd)
+
+os.write, os.fsync = write, sync
+'''
+
+
+def faulty(home: Home, fault: str) -> Dict[str, Optional[str]]:
+    """An environment in which a write to the session file fails, `write:3` the third; what happens is logged."""
+    (home.place / "faults").mkdir(exist_ok=True)
+    (home.place / "faults" / "sitecustomize.py").write_text(FAULTY)
+    return {"PYTHONPATH": str(home.place / "faults"), "FAULT": fault}
+
+
+def test_an_append_is_one_write_of_whole_lines_and_a_sync(home: Home, service: Service) -> None:
+    service.script(call("true"), answer("Hi."))
+    with Mino(home, env=faulty(home, "none:0")) as run:
+        run.ask("Do it.")
+        run.expect("[y/N] ")
+        run.line("y")
+        run.expect("Hi.")
+        run.ask("/exit")
+        assert run.wait() == 0
+    assert (home.work / "none-0.log").read_text().split() == ["1", "sync"] * 4 + ["2", "sync"]
+
+
+STEPS = ["user_message", "model_response", "tool_start", "tool_result completed", "model_response", "turn_end completed"]
+CLOSED = {  # how a start closes the turn after so many of these records
+    0: [], 1: ["turn_end interrupted"], 2: ["tool_result not_executed", "turn_end interrupted"],
+    3: ["tool_result unknown", "turn_end interrupted"], 4: ["turn_end interrupted"],
+    5: ["turn_end interrupted"], 6: []}
+
+
+@pytest.mark.parametrize("fault, saved", [("write", (0, 1, 2, 3, 4)), ("short", (0, 1, 2, 3, 4)), ("fsync", (1, 2, 3, 4, 6))])
+@pytest.mark.parametrize("point", [1, 2, 3, 4, 5])
+def test_after_a_storage_error_nothing_more_happens(home: Home, service: Service, point: int, fault: str,
+                                                    saved: Tuple[int, ...]) -> None:
+    service.script(call("echo ran >> marker"), answer("Hi."))
+    with Mino(home, env=faulty(home, f"{fault}:{point}")) as run:
+        run.ask("Do it.")
+        if point > 2:
+            run.expect("[y/N] ")
+            run.line("y")
+        run.expect(NEITHER)
+        assert run.wait() == 1 and "next start checks" in run.text and run.text.count("Approve") == (point > 2)
+    marker, requests = home.work / "marker", (0, 1, 1, 1, 2)[point - 1]
+    assert marker.exists() == (point > 3) and len(service.requests) == requests
+    assert home.kinds() == STEPS[:saved[point - 1]]
+    again = run_piped(home, b"/exit\n")
+    assert home.kinds() == STEPS[:saved[point - 1]] + CLOSED[saved[point - 1]]
+    assert (again.status, GATE_CLOSED in again.stderr) == ((1, True) if saved[point - 1] == 3 else (0, False))
+    assert len(home.recovery_copies) == (fault == "short") and len(service.requests) == requests
+    assert not marker.exists() or marker.read_text() == "ran\n"
+
+
+@pytest.mark.parametrize("fault", ["write", "short", "fsync"])
+def test_a_failed_turn_that_cannot_be_closed_ends_the_chat(home: Home, service: Service, fault: str) -> None:
+    service.script(problem(500, "No."))
+    with Mino(home, env=faulty(home, f"{fault}:2")) as run:
+        run.ask("Hi?")
+        run.expect(NEITHER)
+        assert run.wait() == 1 and run.text.count("You> ") == 1
+    assert run_piped(home, b"/exit\n").status == 0
+    assert home.kinds() == ["user_message", "turn_end failed" if fault == "fsync" else "turn_end interrupted"]
+
+
+@pytest.mark.parametrize("fault", ["short", "fsync"])
+def test_a_start_that_cannot_close_a_turn_ends(home: Home, service: Service, fault: str) -> None:
+    home.write_session(numbered(*STATES["the first started"]))
+    with Mino(home, env=faulty(home, f"{fault}:1")) as run:
+        run.expect("Error: ")
+        assert run.wait() == 1 and "You> " not in run.text and GATE not in run.text
+    assert run_piped(home).status == 1
+    assert home.kinds()[-3:] == ["tool_result unknown", "tool_result not_executed", "turn_end interrupted"]
+
+
+@pytest.mark.parametrize("fault", ["write", "short", "fsync"])
+def test_an_acknowledgement_counts_only_when_it_is_saved(home: Home, fault: str) -> None:
+    home.write_session(numbered(*unknown_turn("ls")))
+    with Mino(home, env=faulty(home, f"{fault}:1")) as run:
+        run.expect(GATE)
+        run.line("y")
+        run.expect(NEITHER)
+        assert run.wait() == 1 and "Mino - Chapter" not in run.text
+    assert (GATE_CLOSED in run_piped(home, b"/exit\n").stderr) == (fault != "fsync")
+
+
+def test_a_disk_that_is_full_in_truth_ends_the_chat(home: Home, service: Service) -> None:
+    """The system itself writes a part of the line and no more."""
+    size = home.write_session(numbered(*exchange("Hi?", "x" * 9000))).stat().st_size
+    limited = home.place / "limited.py"
+    limited.write_text("import os, resource, sys\n"
+                       f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size + 60}, {size + 60}))\n"
+                       f"os.execv(sys.executable, [sys.executable, {str(MINO)!r}])\n")
+    with Mino(home, launcher=limited) as run:
+        run.ask("Is there room?")
+        run.expect(NEITHER)
+        assert run.wait() == 1
+    assert home.session.stat().st_size == size + 60 and service.requests == []
+    assert run_piped(home, b"/exit\n").status == 0
+    assert home.session.stat().st_size == size and len(home.recovery_copies) == 1
+
+
+# Limits.
+
+def test_a_record_over_the_limit_is_an_ordinary_error(home: Home, service: Service, tmp_path: Path) -> None:
+    service.script(answer("x" * 900), answer("Hi."))
+    with Mino(home, launcher=launcher(tmp_path, RECORD_BYTES=900)) as run:
+        run.ask("x" * 900)
+        run.expect("Error: ")
+        run.ask("Short?")
+        run.expect("Error: ")
+        run.ask("Again?")
+        run.expect("Hi.")
+        run.ask("/exit")
+        assert run.wait() == 0
+    assert [record.get("text") for record in home.records()] == ["Short?", None, "Again?", "Hi.", None]
+    assert home.kinds()[1] == "turn_end failed" and len(service.requests) == 2
+
+
+def test_the_end_of_a_file_is_kept_for_closing_records(home: Home, service: Service, tmp_path: Path) -> None:
+    """A response that does not fit is refused and its turn closed; then no question fits, and nothing is written."""
+    size = home.write_session(numbered(*exchange("Hi?", "x" * 2000))).stat().st_size
+    service.script(call("true; " * 200))
+    script = launcher(tmp_path, FILE_BYTES=size + 2500, RESERVE_BYTES=2000)
+    with Mino(home, launcher=script) as run:
+        run.ask("Do it.")
+        run.expect("Error: ")
+        run.ask("x" * 500)
+        run.expect("Error: ")
+        run.expect("You> ")
+        run.line("/exit")
+        assert run.wait() == 0 and "Approve" not in run.text
+    assert home.kinds()[3:] == ["user_message", "turn_end failed"] and len(service.requests) == 1
+
+
+def test_a_full_session_can_be_closed_opened_and_acknowledged(home: Home, service: Service, tmp_path: Path) -> None:
+    records = numbered(*exchange("Hi?", "x" * 2000, TURN_B), *STATES["the first started"])
+    size = home.write_session(records).stat().st_size
+    with Mino(home, launcher=launcher(tmp_path, FILE_BYTES=size + 2000, RESERVE_BYTES=2000)) as run:
+        run.expect(GATE)
+        run.line("y")
+        run.ask("Is there room?")
+        run.expect("Error: ")
+        run.ask("/exit")
+        assert run.wait() == 0
+    assert home.kinds()[-4:] == [
+        "tool_result unknown", "tool_result not_executed", "turn_end interrupted", "recovery_ack"]
+
+
+def test_sixteen_results_of_the_worst_kind_fit_into_the_reserve() -> None:
+    worst = result("\x01" * 512, "output_limit", "\x01" * 65_536, truncated=True)
+    line = mino.encode_json(numbered(worst, first=10**9)[0])
+    assert (mino.RECORD_BYTES, mino.FILE_BYTES, mino.RESERVE_BYTES) == (16 << 20, 64 << 20, 8 << 20)
+    assert 16 * (len(line) + 1) + 1000 < mino.RESERVE_BYTES
+
+
+def test_a_file_over_the_limit_is_left_alone(home: Home, tmp_path: Path) -> None:
+    path = home.write_session(rich())
+    before = path.read_bytes()
+    for limit, status in ((len(before) - 1, 1), (len(before), 0)):
+        ended = run_piped(home, b"/exit\n", launcher=launcher(tmp_path, FILE_BYTES=limit))
+        assert ended.status == status and (SESSION in ended.stderr) == bool(status) and path.read_bytes() == before
+
+
+def test_a_response_with_very_many_calls_can_be_closed(home: Home, service: Service) -> None:
+    """A model gone mad must not make its conversation unusable."""
+    items = [{"type": "function_call", "call_id": str(number), "name": "x", "arguments": ""} for number in range(20_000)]
+    service.script(stream(completed(*items)))
+    with Mino(home) as run:
+        run.ask("Hi?")
+        run.expect("Error: Tool limit reached.", timeout=5.0)
+        run.ask("/exit")
+        assert run.wait() == 0
+    assert home.kinds()[-1] == "turn_end failed"
+
+
+# Opening.
+
+OLD_FILES: Dict[str, Tuple[bytes, Items]] = {  # as the chapters' programs wrote them; and what they tell the model
+    "02": ("".join(line + "\n" for line in (
+        f'{{"v":1,"seq":1,"turn_id":"{TURN_A}","kind":"user_message","text":"Blue \\u003c3 \\u0026 more"}}',
+        f'{{"v":1,"seq":2,"turn_id":"{TURN_A}","kind":"assistant_message","text":"Blue.","output":[{{"type":"reasoning",'
+        '"id":"rs","summary":[],"encrypted_content":"sealed"},{"type":"message","role":"assistant","phase":"final",'
+        '"content":[{"type":"output_text","text":"Blue."}]}]}',
+        f'{{"v":1,"seq":3,"turn_id":"{TURN_A}","kind":"turn_end","status":"completed"}}',
+        f'{{"v":1,"seq":4,"turn_id":"{TURN_B}","kind":"user_message","text":"Lost?"}}',
+        f'{{"v":1,"seq":5,"turn_id":"{TURN_B}","kind":"turn_end","status":"failed"}}',
+        f'{{"v":1,"seq":6,"turn_id":"{TURN_C}","kind":"user_message","text":"你好"}}',
+        f'{{"v":1,"seq":7,"turn_id":"{TURN_C}","kind":"assistant_message","text":"你好！"}}',
+        f'{{"v":1,"seq":8,"turn_id":"{TURN_C}","kind":"turn_end","status":"completed"}}')).encode(),
+        [question_to("Blue <3 & more"), {"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": "sealed"},
+         {"type": "message", "role": "assistant", "phase": "final", "content": [{"type": "output_text", "text": "Blue."}]},
+         question_to("你好"), said("你好！")]),
+    "02 to 04": ("".join(_json(record) + "\n" for record in [
+        *numbered(user("Hi?"), old_answer("Hi."), end(), v=1), *numbered(*unknown_turn("ls", turn=TURN_B), first=4),
+        *numbered(ack(TURN_B), first=9)]).encode(),
+        [question_to("Hi?"), said("Hi."), question_to("Do it."), call_item("ls", call_id="c", id="f"),
+         output("c", f'{{"status":"unknown","output":"{UNKNOWN}"}}'), notice("interrupted")]),
+    "04": ("".join(_json(record) + "\n" for record in rich()).encode(), [
+        question_to("List, then delete."), *rich()[1]["output"],
+        output("c1", '{"status":"completed","output":"牛奶\\n","exit_code":0}'),
+        output("c2", '{"status":"denied","output":"No."}'), *rich()[5]["output"], question_to("Do it."), *rich()[8]["output"],
+        output("c3", f'{{"status":"unknown","output":"{UNKNOWN}"}}'), notice("interrupted"), question_to("你好"),
+        *rich()[14]["output"]]),
+}
+
+
+def without_ids(items: Items) -> Items:
+    """Items without the numbers that the builders count up."""
+    return [{name: value for name, value in item.items() if name != "id"} for item in items]
+
+
+@pytest.mark.parametrize("chapter", sorted(OLD_FILES))
+def test_a_file_of_an_earlier_chapter_opens_unchanged(home: Home, service: Service, chapter: str) -> None:
+    content, told = OLD_FILES[chapter]
+    home.write_session(content)
+    service.script(answer("Hi."))
+    with Mino(home) as run:
+        run.expect("You> ")
+        assert home.session.read_bytes() == content and service.requests == []
+        run.line("And now?")
+        run.expect("Hi.")
+        run.ask("/exit")
+        assert run.wait() == 0
+    assert without_ids(service.requests[0].body["input"]) == without_ids([*told, question_to("And now?")])
+    assert home.session.read_bytes().startswith(content) and home.recovery_copies == []
+
+
+def test_a_file_of_chapter_03_is_asked_about_first(home: Home) -> None:
+    path = home.write_session(numbered(*unknown_turn("ls"), *exchange("Hi?", "Hi.", TURN_B)))
+    before = path.read_bytes()
+    with Mino(home) as run:
+        run.expect(GATE)
+        assert path.read_bytes() == before
+        run.line("y")
+        run.ask("/exit")
+        assert run.wait() == 0
+    assert path.read_bytes().startswith(before) and home.records()[8:] == numbered(ack(), first=9)
+
+
+def plain(record: Record) -> Record:
+    """The record with only the fields of its items that Mino needs, so that there are fewer bytes to cut at."""
+    needed = {"type", "role", "content", "call_id", "name", "arguments", "text"}
+
+    def strip(value: Any) -> Any:
+        """Items and parts without further fields."""
+        if isinstance(value, list):
+            return [strip(item) for item in value]
+        return {name: strip(inner) for name, inner in value.items() if name in needed} if isinstance(value, dict) else value
+
+    return {**record, "output": strip(record["output"])} if "output" in record else record
+
+
+UNSTARTED = {2: ["not_executed"] * 2, 3: ["unknown", "not_executed"], 4: ["not_executed"], 9: ["not_executed"], 10: ["unknown"]}
+TOLD = {**dict.fromkeys((2, 3, 4, 5, 6, 9, 10, 11), [RECOVERED]), **dict.fromkeys((1, 8, 14, 15), [LEFT_OUT])}
+
+
+@pytest.mark.parametrize("lines", range(17))
+def test_a_session_cut_anywhere_opens_and_tells_the_truth(bare: Home, lines: int) -> None:
+    """At every byte: whole lines stay, a torn one is kept aside, an open turn is closed by what is there."""
+    encoded = [mino.encode_json(plain(record)) + b"\n" for record in rich()]
+    whole = b"".join(encoded[:lines])
+    path = bare.write_session(whole)
+    history = reopen(bare)
+    closed = [f"tool_result {status}" for status in UNSTARTED.get(lines, [])] + ["turn_end interrupted"] * (lines in TOLD)
+    assert bare.kinds() == RICH[:lines] + closed and path.read_bytes().startswith(whole)
+    assert (history.notices, bare.recovery_copies) == (TOLD.get(lines, []), [])
+    assert (TURN_A in history.unacknowledged, TURN_B in history.unacknowledged) == (lines == 3, 10 <= lines <= 12)
+    answers = [item["content"][0]["text"] for item in context(history) if isinstance(item.get("content"), list)]
+    assert answers == ["I look."] * (lines > 1) + ["Done."] * (lines > 5) + ["你好！"] * (lines > 15)
+    after = path.read_bytes()
+    assert memory(reopen(bare)) == memory(history) and (path.read_bytes(), bare.recovery_copies) == (after, [])
+    for cut in range(1, len(encoded[lines]) if lines < 16 else 0):
+        path.write_bytes(whole + encoded[lines][:cut])
+        history = reopen(bare)
+        (copy,) = bare.recovery_copies
+        assert path.read_bytes() == after and str(copy) in history.notices[0] and history.notices[1:] == TOLD.get(lines, [])
+        assert (copy.read_bytes(), copy.stat().st_mode & 0o777) == (whole + encoded[lines][:cut], 0o600)
+        copy.unlink()
+
+
+@pytest.mark.parametrize("lines, torn, told", [
+    (0, b'{"v":2,', []), (1, b"", [LEFT_OUT]), (2, b"", [RECOVERED]), (4, b'{"v"', [RECOVERED]), (7, b"", []),
+    (8, b"{", [LEFT_OUT]), (16, b"{}", [])])
+def test_a_start_says_what_it_recovered(home: Home, service: Service, lines: int, torn: bytes, told: List[str]) -> None:
+    path = home.write_session(b"".join(mino.encode_json(record) + b"\n" for record in rich()[:lines]) + torn)
+    before = path.read_bytes()
+    status, shown, errors = run_piped(home, b"/exit\n")
+    copies, after = home.recovery_copies, path.read_bytes()
+    assert (status, errors.splitlines()[bool(torn):]) == (0, told) and service.requests == []
+    assert "List" not in shown and "Done." not in shown and not list(home.work.iterdir())
+    assert [copy.read_bytes() for copy in copies] == [before] * bool(torn)
+    for copy in copies:
+        assert str(copy) in errors.splitlines()[0] and copy.stat().st_mode & 0o777 == 0o600
+        assert re.fullmatch(rf"{SESSION}-recovery-.+\.jsonl", copy.name)
+    assert run_piped(home, b"/exit\n").stderr == "" and path.read_bytes() == after and home.recovery_copies == copies
+
+
+def deep(levels: int) -> bytes:
+    """A line whose JSON is nested so deep."""
+    return b'{"v":' * levels + b"2" + b"}" * levels
+
+
+@pytest.mark.parametrize("line", [
+    b"", b" ", b"{", b"x", b"\0" * 64, b'{"v":2,"seq":4', b"{} {}", b'{"a":NaN}', b'{"a":-Infinity}', b'{"a":1e999}',
+    b'{"a":' + b"9" * 400 + b"}", b"{'v':2}", b'{"a":"\xff"}', b'{"a":"\xed\xa0\x80"}', b"\xef\xbb\xbf{}", b'{"a":"\t"}',
+    b'{"a":01}', b'{"a":1,}', deep(201), deep(100_000)], ids=lambda line: ascii(line)[:40])
+def test_a_malformed_line_is_cut_at_the_end_and_refused_amid(bare: Home, line: bytes) -> None:
+    records = [mino.encode_json(record) + b"\n" for record in numbered(*exchange("Hi?", "Hi."), *exchange("Hi?", "Hi.", TURN_B))]
+    whole = b"".join(records[:3])
+    for tail in (line + b"\n", line):
+        path = bare.write_session(whole + tail)
+        history = reopen(bare)
+        assert path.read_bytes() == whole and len(history.notices) == bool(tail)
+        assert [copy.read_bytes() for copy in bare.recovery_copies] == [whole + tail] * bool(tail)
+        for copy in bare.recovery_copies:
+            copy.unlink()
+    bare.write_session(whole + line + b"\n" + b"".join(records[3:]))
+    refuses(bare, 4)
+
+
+@pytest.mark.parametrize("line", [b"[]", b"null", b"2", b'"x"', b"{}", b'{"v":2,"seq":4}', deep(200)], ids=ascii)
+def test_a_last_line_of_good_json_is_no_torn_tail(bare: Home, line: bytes) -> None:
+    whole = b"".join(mino.encode_json(record) + b"\n" for record in numbered(*exchange("Hi?", "Hi.")))
+    bare.write_session(whole + line + b"\n")
+    refuses(bare, 4)
+    bare.write_session(whole + line)  # without its newline it is one, whatever it says
+    assert len(reopen(bare).notices) == 1 and bare.session.read_bytes() == whole
+
+
+def test_a_torn_tail_does_not_excuse_damage_before_it(bare: Home) -> None:
+    records = [mino.encode_json(record) + b"\n" for record in rich()]
+    bare.write_session(b"".join([*records[:4], b"x\n", *records[4:], b'{"v":2']))
+    assert "malformed JSON" in refuses(bare, 5)
+    bare.write_session(b"".join([*records[:4], b"\xff\n", *records[4:], b'{"v":2']))
+    assert "UTF-8" in refuses(bare, 5)
+
+
+def test_an_unfinished_turn_is_closed_in_one_append(home: Home) -> None:
+    home.write_session(numbered(*STATES["the first started"]))
+    with Mino(home, env=faulty(home, "none:0")) as run:
+        run.expect(GATE)
+    assert (home.work / "none-0.log").read_text().split() == ["3", "sync"]
+    assert [record["result"] for record in home.records()[3:4]] == [{"status": "unknown", "output": UNKNOWN}]
+
+
+# The context.
+
+def turn_of(*items: Dict[str, Any], **fields: Any) -> List[Record]:
+    """A turn with one response of these items, its calls without a start, and an answer where it has calls."""
+    asks = [item["call_id"] for item in items if item["type"] == "function_call"]
+    return [user("Hi?"), response(*items, **fields), *[result(call_id, "not_executed", "?") for call_id in asks],
+            *([response(text="Well.")] if asks else []), end()]
+
+
+DENIED = [user("Do it."), response(reasoning_item(id="r"), call_item("ls", call_id="c", id="f")), result("c", "denied", "No.")]
+DENIED_SENT = [question_to("Do it."), *DENIED[1]["output"], output("c", '{"status":"denied","output":"No."}')]
+
+
+@pytest.mark.parametrize("records, told", [
+    *[([user("Hi?"), *answers, end(status)], []) for status in ("failed", "cancelled", "interrupted")
+      for answers in ([], [response(message_item("Hi."))], [old_answer("Hi.")])],
+    *[([*DENIED, end(status)], [*DENIED_SENT, notice(status)]) for status in ("failed", "cancelled", "interrupted")],
+    ([*DENIED, response(text="Well."), end("interrupted")], [*DENIED_SENT, said("Well."), notice("interrupted")]),
+    ([*DENIED, response(text="Well."), end()], [*DENIED_SENT, said("Well.")]),
+    ([*DENIED, response(call_item("pwd", call_id="d", id="g"), text="More."), result("d", "not_executed", "x"), end("failed")],
+     [*DENIED_SENT, call_item("pwd", call_id="d", id="g"), output("d", '{"status":"not_executed","output":"x"}'), notice("failed")]),
+    *[(turn_of(*items, text="As streamed."), [question_to("Hi?"), *items, *more]) for items, more in (
+        ([], [said("As streamed.")]), ([reasoning_item()], [said("As streamed.")]),
+        ([message_item("")], [said("As streamed.")]), ([message_item(" \n")], [said("As streamed.")]),
+        ([{"type": "message", "role": "assistant", "content": []}], [said("As streamed.")]),
+        ([message_item("As served.")], []), ([message_item("No.", "refusal")], []),
+        ([reasoning_item(), message_item("As served.", phase="x", extra={"a": [1.5, None]})], []))],
+    ([user("Hi?"), old_answer("Hi.", output=[reasoning_item(id="r")]), end()], [question_to("Hi?"), reasoning_item(id="r"), said("Hi.")]),
+])
+def test_a_turn_tells_the_model_what_it_may(bare: Home, records: List[Record], told: Items) -> None:
+    assert context(load(bare, *records)) == told
+
+
+@pytest.mark.parametrize("fields, sent", [
+    ({"output": "x", "status": "denied"}, '{"status":"denied","output":"x"}'),
+    ({"exit_code": 0, "output": "牛奶\n\"\\\u2028\x1b", "status": "completed"},
+     '{"status":"completed","output":"牛奶\\n\\"\\\\\u2028\\u001b","exit_code":0}'),
+    ({"truncated": True, "exit_code": 2, "output": "", "status": "failed"},
+     '{"status":"failed","output":"","exit_code":2,"truncated":true}'),
+    ({"truncated": True, "output": "x", "status": "output_limit"}, '{"status":"output_limit","output":"x","truncated":true}'),
+    ({"output": UNKNOWN, "status": "unknown"}, f'{{"status":"unknown","output":"{UNKNOWN}"}}')])
+def test_a_result_is_sent_in_one_form(bare: Home, fields: Record, sent: str) -> None:
+    starts = [] if fields["status"] == "denied" else [start("c", "ls")]
+    records = [user("Do it."), response(call_item("ls", call_id="c")), *starts, {**result("c", ""), "result": fields}, end("failed")]
+    assert context(load(bare, *records))[2] == output("c", sent)
+
+
+def nested(levels: int) -> str:
+    """A JSON object nested so deep."""
+    return '{"command":' + "[" * (levels - 1) + "]" * (levels - 1) + "}"
+
+
+@pytest.mark.parametrize("saved, change", [
+    *[(call_item("", arguments=text), {"arguments": "{}"}) for text in (
+        "", " ", "[]", "null", '"ls"', "{", '{"command":"ls"} x', "{}{}", '{"a":NaN}', '{"a":Infinity}', '{"a":1e999}',
+        '{"a":' + "9" * 400 + "}", '{"command":"\\ud83d"}', '{"\\udc00":1}', '{"a":"\t"}', "{'a':1}", nested(101), nested(3000))],
+    *[(call_item("", arguments=text), {}) for text in (
+        '{"command":"ls"}', ' {"command" : "ls" }\n', "{}", '{"command":1}', '{"command":"\\ud83d\\ude00"}', nested(100), '{"a":1e300}')],
+    (message_item("half \ud83d"), {"content": [{"type": "output_text", "annotations": [], "logprobs": [], "text": "half \ufffd"}]}),
+    (message_item("x", phase="\udc00"), {"phase": "\ufffd"}),
+    (message_item("x", phase=None, id=None), {"phase": ..., "id": ...}),
+    (message_item("x", inner={"a": None}), {}), (message_item("x", status="completed"), {}),
+    (call_item("ls", status=None), {"status": ...}), (call_item("ls", status="completed"), {}),
+    (reasoning_item(status="completed"), {"status": ...}), (reasoning_item(status=None), {"status": ...}),
+    (reasoning_item(content=[{"type": "reasoning_text", "text": "x"}]), {"content": ...}),
+    (reasoning_item("", content=[{"type": "reasoning_text", "text": "x"}]), {}),
+    (reasoning_item(None, content=[{"a": None}]), {"encrypted_content": ...}),
+    (reasoning_item(content=None), {"content": ...}), (reasoning_item(summary=[{"a": None}], more=[1.5]), {}),
+], ids=lambda value: ascii(value)[:60])
+def test_an_item_is_sent_as_it_was_served_but_for_four_things(bare: Home, saved: Dict[str, Any], change: Dict[str, Any]) -> None:
+    items = [saved, message_item("Hi.")] if saved["type"] == "reasoning" else [saved]
+    history = load(bare, *turn_of(*items, text="Hi."))
+    sent = {name: value for name, value in {**saved, **change}.items() if value is not ...}
+    assert list(context(history)[1].items()) == list(sent.items()) and bare.records()[1]["output"][0] == saved
+
+
+def test_bad_arguments_cannot_make_a_conversation_unusable(home: Home, service: Service) -> None:
+    broken = '{"command": "ls\ud83d"'
+    service.script(call("", call_id="c", arguments=broken), answer("Hi."), answer("Hi."))
+    with Mino(home) as run:
+        run.ask("Do it.")
+        run.ask("Again?")
+        run.ask("/exit")
+        assert run.wait() == 0
+    for request in service.requests[1:]:
+        assert request.body["input"][1]["arguments"] == "{}" and b"\\ud83d" not in request.raw
+        assert '"status":"invalid_arguments"' in request.body["input"][2]["output"]
+    assert home.records()[1]["output"][0]["arguments"] == broken
+
+
+def test_the_context_is_the_same_in_one_run_and_after_a_restart(home: Home, service: Service) -> None:
+    """All kinds of turns; then the last question once more, from a file without its turn."""
+    service.script(
+        answer("", items=[reasoning_item(status="completed"), message_item("牛\ud83d", phase=None)]),
+        calls(["echo 牛奶; exit 3", "rm x"], text="Look.", reasoning=True), answer("Done."), problem(500, "No."),
+        call("ls"), problem(400, "No."), stream(delta("As streamed."), completed()), answer("Last."), answer("Last."))
+    with Mino(home) as run:
+        run.ask("Think.")
+        run.ask("Do both.")
+        for decision in ("y", "n"):
+            run.expect("[y/N] ")
+            run.line(decision)
+        run.ask("Fail.")
+        run.ask("Do it, then fail.")
+        run.expect("[y/N] ")
+        run.line("n")
+        run.ask("Stream.")
+        run.ask("Last?")
+        run.expect("Last.")
+        run.ask("/exit")
+        assert run.wait() == 0
+    path = home.session
+    path.write_bytes(b"".join(path.read_bytes().splitlines(True)[:-3]))
+    with Mino(home) as run:
+        run.ask("Last?")
+        run.expect("Last.")
+        run.ask("/exit")
+        assert run.wait() == 0
+    last, restarted = service.requests[-2:]
+    assert restarted.raw == last.raw and len(service.requests) == 9
+    assert [item["content"] for item in last.body["input"] if item.get("role") == "user"] == [
+        "Think.", "Do both.", "Do it, then fail.", "Stream.", "Last?"]
+    assert [item["type"] for item in last.body["input"] if "type" in item] == [
+        "reasoning", "message", "reasoning", "message", "function_call", "function_call", "function_call_output",
+        "function_call_output", "message", "function_call", "function_call_output", "message", "message"]
+    assert last.body["input"][-3:-1] == [question_to("Stream."), said("As streamed.")]
+
+
+def test_the_color_comes_back_from_the_file(home: Home, service: Service) -> None:
+    """Chapter 02: question, reasoning and answer are in the next run's request; starting sends none."""
+    items = [reasoning_item("sealed"), message_item("Your favorite color is blue.", phase="final_answer")]
+    service.script(answer("", items=items), answer("Blue."))
+    for question, shown in (("My favorite color is blue.", "Your favorite color is blue."), ("What color?", "Blue.")):
+        with Mino(home) as run:
+            run.expect("You> ")
+            assert len(service.requests) == (shown == "Blue.") and "blue" not in run.text
+            run.line(question)
+            run.expect(shown)
+            run.ask("/exit")
+            assert run.wait() == 0
+    assert service.requests[1].body["input"] == [question_to("My favorite color is blue."), *items, question_to("What color?")]
+    records = home.records()
+    assert [record["seq"] for record in records] == [1, 2, 3, 4, 5, 6] and len({record["turn_id"] for record in records}) == 2
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_turn_without_calls_that_fails_is_not_told(home: Home, service: Service, interrupted: bool) -> None:
+    hold = Hold()
+    service.script(Reply([sse(delta("Half")), hold]) if interrupted else stream(delta("Half"), failed("No.")), answer("Hi."))
+    with Mino(home) as run:
+        run.ask("First?")
+        run.expect("Half")
+        if interrupted:
+            run.type("\x03")
+        else:
+            run.ask("/exit")
+        assert run.wait() == (130 if interrupted else 0)
+    with Mino(home) as run:
+        run.ask("Second?")
+        run.expect("Hi.")
+    assert service.requests[1].body["input"] == [question_to("Second?")]
+    assert home.kinds()[:2] == ["user_message", "turn_end cancelled" if interrupted else "turn_end failed"]
+
+
+# The gate.
+
+def test_a_command_that_was_not_seen_to_end_is_told_to_both(home: Home, service: Service) -> None:
+    """Chapter 04, from the kill to the request that carries the call, its unknown result and the notice."""
+    command = "echo milk >> shopping.txt; kill -9 $PPID; sleep 60"
+    service.script(call(command, call_id="call_1"), answer("It may be in."))
+    with Mino(home) as run:
+        run.ask("Add milk.")
+        run.expect("[y/N] ")
+        run.line("y")
+        assert run.wait() == -signal.SIGKILL
+    with Mino(home, cols=200) as run:
+        run.expect(GATE)
+        assert home.kinds()[-3:] == ["tool_start", "tool_result unknown", "turn_end interrupted"]
+        run.line("y")
+        run.expect("You> ")
+        assert run.screen() == (
+            f'{RECOVERED}\n{WARNING[:200]}\n{WARNING[200:]}\nCommand: "{command}"\n{GATE}y\n'.replace("\n\n", "\n") +
+            "Mino - Chapter 04: Recovering Tool Turns\nHistory is restored on startup. Bash commands require approval. "
+            "Use /exit, Ctrl+D, or Ctrl+C to quit.\n\nYou>")
+        run.line("Is milk in?")
+        run.expect("It may be in.")
+    asks = home.records()[1]["output"][0]
+    assert (home.work / "shopping.txt").read_text() == "milk\n"
+    assert service.requests[1].body["input"] == [
+        question_to("Add milk."), asks, output("call_1", f'{{"status":"unknown","output":"{UNKNOWN}"}}'), notice("interrupted"),
+        question_to("Is milk in?")]
+    assert home.kinds()[5:7] == ["recovery_ack", "user_message"]
+
+
+@pytest.mark.parametrize("keys, acknowledged, status", [
+    ("y\r", True, 0), ("YES\r", True, 0), ("  Yes \r", True, 0), ("n\r", False, 0), ("\r", False, 0), ("yy\r", False, 0),
+    ("/exit\r", False, 0), ("\x04", False, 0), ("\x03", False, 130)])
+def test_only_a_yes_opens_the_gate(home: Home, service: Service, keys: str, acknowledged: bool, status: int) -> None:
+    before = home.write_session(numbered(*unknown_turn("ls"))).read_bytes()
+    with Mino(home) as run:
+        run.expect(GATE)
+        run.type(keys)
+        if acknowledged:
+            run.ask("/exit")
+        assert run.wait() == status and ("Mino - Chapter" in run.text) == acknowledged
+    added = numbered(ack(), first=6) if acknowledged else []
+    assert home.session.read_bytes() == before + b"".join(mino.encode_json(record) + b"\n" for record in added)
+    again = run_piped(home, b"/exit\n")  # it comes back until it is answered
+    assert (again.status, again.stderr) == ((0, "") if acknowledged else (1, f"Error: {GATE_CLOSED}\n"))
+    assert service.requests == []
+
+
+@pytest.mark.parametrize("ends", [{"stdin": b"y\ny\n"}, {"stdin": "null"}, {"stdout": "pipe"}], ids=str)
+def test_the_gate_needs_a_terminal(home: Home, ends: Dict[str, Any]) -> None:
+    before = home.write_session(numbered(*unknown_turn("ls"))).read_bytes()
+    with Mino(home, **ends) as run:
+        run.expect(GATE_CLOSED)
+        assert run.wait() == 1 and "Mino - Chapter" not in run.text
+    assert home.session.read_bytes() == before
+
+
+def test_a_y_typed_before_the_question_does_not_answer_it(home: Home) -> None:
+    before = home.write_session(numbered(*unknown_turn("ls"))).read_bytes()
+    with Mino(home) as run:
+        run.type("y\ry\ryes\r")
+        run.expect(GATE)
+        run.line("n")
+        assert run.wait() == 0 and "Mino - Chapter" not in run.text
+    assert home.session.read_bytes() == before
+
+
+def test_one_answer_acknowledges_each_turn_once(home: Home) -> None:
+    two = [user("Do both.", TURN_B), response(call_item("a", call_id="1"), call_item("b", call_id="2"), turn=TURN_B),
+           start("1", "a", TURN_B), result("1", "unknown", UNKNOWN, TURN_B), start("2", "b", TURN_B),
+           result("2", "unknown", UNKNOWN, TURN_B), end("interrupted", TURN_B)]
+    home.write_session(numbered(*unknown_turn("old"), ack(), *two, *unknown_turn("cat <<'END'\n牛奶\u202e\nEND", turn=TURN_C)))
+    with Mino(home, env=faulty(home, "none:0")) as run:
+        shown = run.expect(GATE)
+        run.line("y")
+        run.ask("/exit")
+        assert run.wait() == 0
+    assert shown == (f'{WARNING}\nCommand: "a"\nCommand: "b"\n'
+                     'Command: "cat <<\'END\'\\n"\n         "牛奶\\u202e\\n"\n         "END"\n')
+    assert home.records()[18:] == numbered(ack(TURN_B), ack(TURN_C), first=19)
+    assert (home.work / "none-0.log").read_text().split() == ["2", "sync"]
+    assert run_piped(home, b"/exit\n").stderr == ""
+
+
+def test_a_call_that_never_started_asks_nothing(home: Home) -> None:
+    home.write_session(numbered(*STATES["two calls"]))
+    status, shown, errors = run_piped(home, b"/exit\n")
+    assert (status, errors) == (0, RECOVERED + "\n") and "may already have run" not in shown
+    assert home.kinds()[2:] == ["tool_result not_executed"] * 2 + ["turn_end interrupted"]
+
+
+def test_acknowledging_leaves_the_result_unknown(bare: Home) -> None:
+    history = load(bare, *unknown_turn("ls"))
+    told, content = context(history), bare.session.read_bytes()
+    history.acknowledge()
+    assert (context(history), context(load(bare)), history.unacknowledged) == (told, told, {})
+    assert bare.session.read_bytes().startswith(content) and len(bare.records()) == 6
+
+
+def test_the_agent_itself_refuses_a_question_after_an_unknown_result(home: Home, service: Service, tmp_path: Path) -> None:
+    """A result too large to be saved makes one while the chat goes on."""
+    service.script(call("printf %3000d 0"))
+    with Mino(home, launcher=launcher(tmp_path, RECORD_BYTES=2000)) as run:
+        run.ask("Do it.")
+        run.expect("[y/N] ")
+        run.line("y")
+        run.expect("Error: ")
+        run.ask("And now?")
+        run.expect("Error: Acknowledge unknown tool results before continuing\n")
+        run.ask("/exit")
+        assert run.wait() == 0
+    assert home.kinds()[2:] == ["tool_start", "tool_result unknown", "turn_end failed"] and len(service.requests) == 1
+    assert GATE_CLOSED in run_piped(home).stderr
+
+
+# ---- 20. Tests: the agent loop --------------------------------------------------------------------------------------
+# A turn is at most 8 requests and 16 calls. Calls run one after another, each step saved before the next. A refusal of
+# whatever kind (denied, unknown tool, bad arguments) is a result for the model and no error for the user. However a
+# turn ends, each of its calls has exactly one result, and the next request says what became of it.
+
+Result = Dict[str, Any]
+NOTICE = ("Mino runtime notice: the previous turn ended with status {}. "
+          "Tool results above are retained; no command was automatically retried.")
+APPROVE = "Approve this operation? [y/N] "
+
+
+def results_sent(request: Request) -> List[Result]:
+    """The results that a request carries, in order."""
+    items = request.body["input"]
+    return [json.loads(item["output"]) for item in items if item.get("type") == "function_call_output"]
+
+
+def statuses_sent(request: Request) -> List[str]:
+    """Their statuses."""
+    return [result["status"] for result in results_sent(request)]
+
+
+def approve_next(mino: Mino, answer: str = "y") -> None:
+    """Wait for the next approval question and answer it."""
+    mino.expect(APPROVE)
+    mino.line(answer)
+
+
+def approved_result(home: Home, service: Service, command: str, **how: Any) -> Result:
+    """What is saved of a command that a model asked for and the user approved."""
+    service.script(call(command), answer("Done."))
+    with Mino(home, **how) as mino:
+        mino.ask("go")
+        approve_next(mino)
+        mino.expect("Done.\n")
+    return next(record["result"] for record in home.records() if record["kind"] == "tool_result")
+
+
+def test_the_eighth_response_with_calls_ends_the_turn(home: Home, service: Service) -> None:
+    service.script(*[call(f"echo {number}", text="On.") for number in range(8)], answer("Well."))
+    status, shown, errors = run_piped(home, b"loop\nand now?\n")
+    assert (status, shown.count("[Tool: bash]"), errors.count("Error: Tool limit reached.\n")) == (0, 7, 1)
+    assert home.kinds()[-5:-3] == ["tool_result not_executed", "turn_end failed"]
+    assert statuses_sent(service.requests[8]) == ["denied"] * 7 + ["not_executed"]
+    assert service.requests[8].body["input"][-2] == {
+        "type": "message", "role": "assistant", "content": NOTICE.format("failed")}
+
+
+@pytest.mark.parametrize("sizes, expected, ending", [
+    ([16], ["denied"] * 16, "completed"), ([10, 6], ["denied"] * 16, "completed"),
+    ([17], ["not_executed"] * 17, "failed"), ([10, 7], ["denied"] * 10 + ["not_executed"] * 7, "failed")])
+def test_a_response_beyond_sixteen_calls_runs_none_of_its_own(
+        home: Home, service: Service, sizes: List[int], expected: List[str], ending: str) -> None:
+    service.script(*[calls(f"echo {number}" for number in range(size)) for size in sizes], answer("Done."))
+    _, shown, errors = run_piped(home, b"go\n")
+    assert [kind.split()[1] for kind in home.kinds() if kind.startswith("tool_result")] == expected
+    assert (home.kinds()[-1], "Tool limit reached." in errors) == (f"turn_end {ending}", ending == "failed")
+    assert shown.count("[Tool: bash]") == expected.count("denied")
+
+
+def test_an_unknown_tool_is_told_to_the_model_only(home: Home, service: Service) -> None:
+    service.script(call("ls", name="python"), answer("I see."))
+    assert run_piped(home, b"go\n").stderr == ""
+    (told,) = results_sent(service.requests[1])
+    assert told["status"] == "unknown_tool" and "python" in told["output"] and "bash" in told["output"]
+    assert home.kinds()[2:] == ["tool_result unknown_tool", "model_response", "turn_end completed"]
+
+
+BAD_ARGUMENTS = {
+    "nothing": "", "no JSON": "ls", "Python": "{'command':'ls'}", "a string": '"ls"', "null": "null",
+    "a list": '["ls"]',
+    "no key": "{}", "another key": '{"Command":"ls"}', "two keys": '{"command":"ls","cwd":"/"}',
+    "a key twice": '{"command":"ls","command":"id"}', "two values": '{"command":"ls"} {"command":"id"}',
+    "a letter after": '{"command":"ls"}x', "cut off": '{"command":"ls"', "a raw newline": '{"command":"l\ns"}',
+    "a number": '{"command":1}', "null inside": '{"command":null}', "words": '{"command":["ls"]}',
+    "NUL": '{"command":"ls\\u0000"}', "empty": '{"command":""}', "blank": '{"command":" \\n\\t\\u3000"}',
+    "16 KiB and one": _json({"command": "x" * 16_385}), "16 KiB and one, in bytes": _json({"command": "牛" * 5462}),
+    "half a character": '{"command":"echo \\ud83d"}', "half a character, raw": '{"command":"echo \ud83d"}',
+    "NaN": '{"command":NaN}', "NaN beside": '{"command":"ls","x":NaN}', "infinite": '{"command":"ls","x":1e999}',
+    "deep": '{"command":' + "[" * 150 + "]" * 150 + "}", "very deep": "[" * 20_000}
+STRICT = {"a key twice", "no key", "another key", "two keys", "a number", "null inside", "words", "NUL", "empty",
+          "blank", "16 KiB and one", "16 KiB and one, in bytes"}  # objects to every parser, if not the right ones
+
+
+@pytest.mark.parametrize("what", BAD_ARGUMENTS)
+def test_arguments_are_one_object_with_one_command(what: str) -> None:
+    with pytest.raises(ValueError, match="."):
+        mino.prepare(BAD_ARGUMENTS[what], "/", "/home/me")
+
+
+@pytest.mark.parametrize("arguments, command", [
+    ('{"command":"ls"}', "ls"), (' \n{ "command" : "ls" }\t', "ls"),
+    ('{"\\u0063ommand":"\\u725b\\ud83d\\ude00\\n"}', "牛😀\n"),
+    (_json({"command": "x" * 16_384}), "x" * 16_384)])
+def test_what_is_prepared_is_what_was_asked_for(arguments: str, command: str) -> None:
+    path = "/opt/homebrew/bin:/usr/local/bin:/usr/local/go/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+    assert mino.prepare(arguments, "/shop", "/home/me") == (
+        command, "/shop", {"PATH": path, "HOME": "/home/me", "LANG": "en_US.UTF-8"})
+
+
+def test_bad_arguments_are_results_and_the_loop_goes_on(home: Home, service: Service) -> None:
+    items = [call_item("", arguments=arguments) for arguments in BAD_ARGUMENTS.values()]
+    halves = [items[:16], items[16:]]
+    service.script(*[reply for half in halves for reply in (stream(*events(*half)), answer("I see."))])
+    status, shown, errors = run_piped(home, b"go\ngo on\n")
+    assert (status, errors, "[Tool: bash]" in shown) == (0, "", False)
+    assert statuses_sent(service.requests[3]) == ["invalid_arguments"] * len(items)
+    sent = [item["arguments"] for item in service.requests[3].body["input"] if item.get("type") == "function_call"]
+    assert sent == [text if what in STRICT else "{}" for what, text in BAD_ARGUMENTS.items()]
+
+
+def test_each_step_is_saved_before_the_next_begins(home: Home, service: Service) -> None:
+    last = "tail -n 1 \"$HOME\"/.mino/sessions/*.jsonl | grep -o '\"kind\":\"[a-z_]*\"'"
+    saved: List[str] = []
+
+    def noting(reply: Reply) -> Callable[[Request], Reply]:
+        """The reply, before which the last saved step is noted."""
+        return lambda request: (saved.append(home.kinds()[-1]), reply)[1]
+
+    service.script(noting(calls([last, last])), noting(answer("Done.")))
+    with Mino(home) as mino:
+        mino.ask("go")
+        for _ in range(2):
+            mino.expect(APPROVE)
+            saved.append(home.kinds()[-1])
+            mino.line("y")
+        mino.expect("You> ")
+    assert saved == ["user_message", "model_response", "tool_result completed", "tool_result completed"]
+    assert [told["output"] for told in results_sent(service.requests[1])] == ['"kind":"tool_start"\n'] * 2
+    assert home.kinds()[-2:] == ["model_response", "turn_end completed"]
+
+
+def test_calls_run_one_after_another_and_a_denial_does_not_end_the_turn(home: Home, service: Service) -> None:
+    commands = ["sleep 0.3; echo 1 >> log", "echo 2 >> log", "echo 3 >> log; cat log"]
+    service.script(calls(commands), answer("Two of three."))
+    with Mino(home) as mino:
+        mino.ask("go")
+        for decision in "yny":
+            approve_next(mino, decision)
+        mino.expect("Two of three.")
+    assert statuses_sent(service.requests[1]) == ["completed", "denied", "completed"]
+    assert results_sent(service.requests[1])[2]["output"] == "1\n3\n"
+
+
+def test_a_failure_after_a_call_keeps_its_result(home: Home, service: Service) -> None:
+    service.script(call("echo kept"), problem(500, "no more"), answer("I know."))
+    with Mino(home) as mino:
+        mino.ask("go")
+        approve_next(mino)
+        mino.expect("Error: The service answered 500: no more")
+        mino.ask("again")
+        mino.expect("I know.")
+    assert home.kinds()[2:5] == ["tool_start", "tool_result completed", "turn_end failed"]
+    assert results_sent(service.requests[2]) == [{"status": "completed", "output": "kept\n", "exit_code": 0}]
+    assert service.requests[2].body["input"][3]["content"] == NOTICE.format("failed")
+
+
+def test_who_leaves_at_a_question_leaves_the_other_calls_unstarted(home: Home, service: Service) -> None:
+    service.script(calls(["echo 1", "echo 2", "echo 3"]))
+    with Mino(home) as mino:
+        mino.ask("go")
+        approve_next(mino)
+        approve_next(mino, "/exit")
+        mino.expect("Goodbye.")
+        assert mino.wait() == 0
+    assert home.kinds()[2:] == ["tool_start", "tool_result completed", "tool_result not_executed",
+                                "tool_result not_executed", "turn_end cancelled"]
+
+
+# ---- 21. Tests: the bash tool ---------------------------------------------------------------------------------------
+# A command gets a shell of its own, with nothing of Mino's but its directory, and always comes back: with a status
+# that says how it ended, and valid UTF-8 of at most 65,536 bytes in which the key can't be read. Most tests prepare
+# and execute a command in this process, as the agent does after an approval.
+
+SECRET = 'sk-"quoted"\\/牛-0123456789'
+
+
+def run_bash(command: str, key: str = "", cwd: Union[str, Path] = "/") -> Result:
+    """The result of a command."""
+    operation = mino.prepare(_json({"command": command}), str(cwd), "/nowhere")
+    return mino.execute(operation, mino.Signals(), mino.Redactor(key))
+
+
+@pytest.mark.parametrize("command, expected", [
+    ("true", {"status": "completed", "output": "", "exit_code": 0}),
+    ("exit 7", {"status": "failed", "output": "", "exit_code": 7}),
+    ("exit 255", {"status": "failed", "output": "", "exit_code": 255}),
+    ("echo out; echo err >&2; echo out", {"status": "completed", "output": "out\nerr\nout\n", "exit_code": 0}),
+    ("echo on; kill -KILL $$", {"status": "failed", "output": "on\n"}),
+    ("kill -TERM $$", {"status": "failed", "output": ""}),
+    ("echo on; kill -KILL 0", {"status": "failed", "output": "on\n"}),  # its own group
+    ("exec >&- 2>&-; sleep 0.3; exit 3", {"status": "failed", "output": "", "exit_code": 3}),
+    ("exec >&- 2>&-; sleep 0.3; :", {"status": "completed", "output": "", "exit_code": 0}),
+    ("cat; read -r line || echo end", {"status": "completed", "output": "end\n", "exit_code": 0}),
+    ("printf 'a\\0b'", {"status": "completed", "output": "a\0b", "exit_code": 0}),
+    ("seq 13000 | tail -c 64000 | wc -c | tr -d ' '", {"status": "completed", "output": "64000\n", "exit_code": 0})])
+def test_a_status_says_how_the_command_ended(command: str, expected: Result) -> None:
+    assert run_bash(command) == expected
+
+
+def test_a_command_that_does_not_exist_is_bashs_to_explain() -> None:
+    told = run_bash("no-such-command-here")
+    assert (told["status"], told["exit_code"]) == ("failed", 127) and "command not found" in told["output"]
+
+
+@pytest.mark.parametrize("command, output", [
+    (r"printf '\347\211'; sleep 0.1; printf '\233'", "牛"),  # split between two reads
+    (r"printf 'a\377\376b'", "a\ufffd\ufffdb"), (r"printf '\347\211'", "\ufffd"),
+    (r"printf '\355\240\275'", "\ufffd" * 3)])
+def test_output_is_valid_utf_8(command: str, output: str) -> None:
+    assert run_bash(command)["output"] == output
+
+
+def fill(length: int, byte: str = "a") -> str:
+    """The command that prints one byte so many times."""
+    return f"head -c {length} /dev/zero | tr '\\0' '{byte}'"
+
+
+def test_exactly_the_limit_is_whole() -> None:
+    assert run_bash(fill(65_536)) == {"status": "completed", "output": "a" * 65_536, "exit_code": 0}
+
+
+@pytest.mark.parametrize("command, output", [
+    (fill(65_537), "a" * 65_536), ("yes", "y\n" * 32_768), (fill(65_535) + "; echo 牛", "a" * 65_535),
+    ("trap '' TERM PIPE; " + fill(70_000, "b") + "; sleep 60", "b" * 65_536)])
+def test_output_beyond_the_limit_ends_the_command(command: str, output: str) -> None:
+    assert run_bash(command) == {"status": "output_limit", "output": output, "truncated": True}
+
+
+def test_replaced_bytes_can_outgrow_the_limit() -> None:
+    expected = {"status": "completed", "output": "\ufffd" * (65_536 // 3), "exit_code": 0, "truncated": True}
+    assert run_bash(fill(30_000, "\\377")) == expected
+
+
+@pytest.mark.parametrize("form", [SECRET, json.dumps(SECRET)[1:-1], json.dumps(SECRET, ensure_ascii=False)[1:-1],
+                                  json.dumps(SECRET)[1:-1].replace("/", "\\/")])
+def test_the_key_in_output_becomes_a_word(form: str) -> None:
+    told = run_bash(f"printf %s {shlex.quote(form)}; sleep 0.1; printf '<%s>' {shlex.quote(form)}", SECRET)
+    assert told == {"status": "completed", "output": "[API key]<[API key]>", "exit_code": 0}
+
+
+@pytest.mark.parametrize("before", range(65_536 - len(KEY) - 1, 65_537, 3))
+def test_no_limit_cuts_the_key_into_something_readable(before: int) -> None:
+    told = run_bash(f"{fill(before, 'z')}; printf {KEY}; {fill(20_000, 'z')}", KEY)
+    assert told["status"] == "output_limit" and KEY[:8] not in told["output"] and len(told["output"]) <= 65_536
+    assert told["output"].startswith("z" * (65_536 - len(KEY) - 1))
+
+
+@pytest.mark.parametrize("before", range(65_536 - len(KEY) + 2, 65_536 - 7, 3))
+def test_a_key_that_the_limit_interrupts_is_hidden_too(before: int) -> None:
+    told = run_bash(f"{fill(before, 'z')}; printf {KEY[:-1]}; sleep 60", KEY)
+    assert told == {"status": "output_limit", "output": ("z" * before + "[API key]")[:65_536], "truncated": True}
+
+
+def test_a_short_key_is_a_word_like_others() -> None:
+    assert run_bash("echo seven77", "seven77")["output"] == "seven77\n"
+
+
+def test_the_environment_is_the_approved_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "rc").write_text("echo read")
+    for name in ("OPENAI_API_KEY", "BASH_FUNC_ls%%", "PYTHONPATH"):
+        monkeypatch.setenv(name, "() { echo mine; }")
+    for name in ("BASH_ENV", "ENV"):
+        monkeypatch.setenv(name, str(tmp_path / "rc"))
+    found = dict(line.split("=", 1) for line in run_bash("env")["output"].splitlines())
+    assert found.keys() <= {"PATH", "HOME", "LANG", "PWD", "OLDPWD", "SHLVL", "_"}  # the rest is bash's own
+    assert (found["HOME"], found["LANG"], found["PWD"]) == ("/nowhere", "en_US.UTF-8", "/")
+    assert found["PATH"] == "/opt/homebrew/bin:/usr/local/bin:/usr/local/go/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+
+
+def test_no_start_up_file_of_bash_is_read(home: Home, service: Service) -> None:
+    for name in (".bashrc", ".bash_profile", ".profile"):
+        (home.path / name).write_text("echo read\n")
+    told = approved_result(home, service, "shopt -q login_shell || echo no; echo $-; echo ~")
+    assert told["output"].splitlines() == ["no", "hBc", str(home.path)]
+
+
+def test_the_directory_is_resolved_at_the_start(home: Home, service: Service) -> None:
+    link, other = home.place / "link", home.place / "other"
+    other.mkdir()
+    link.symlink_to(home.work)
+    service.script(call("echo $PWD; pwd -P"), answer("Done."))
+    with Mino(home, cwd=link, env={"PWD": str(link)}) as mino:
+        mino.expect("You> ")
+        link.unlink()
+        link.symlink_to(other)
+        mino.line("go")
+        mino.expect(f'Working directory: "{home.work}"')
+        approve_next(mino)
+        mino.expect("Done.")
+    assert home.records()[2]["cwd"] == str(home.work)
+    assert results_sent(service.requests[1])[0]["output"] == f"{home.work}\n" * 2
+
+
+def test_a_removed_directory_is_a_failed_result(home: Home, service: Service) -> None:
+    service.script(calls(["echo 1", "cd /; echo 2"]), answer("It is gone."))
+    with Mino(home) as mino:
+        mino.ask("go")
+        mino.expect(APPROVE)
+        home.work.rmdir()
+        mino.line("y")
+        mino.expect("[Tool result: failed]\n")
+        approve_next(mino)
+        mino.expect("It is gone.")
+    first, second = results_sent(service.requests[1])
+    assert first == second == {"status": "failed", "output": first["output"]}
+    assert str(home.work) in first["output"] and "No such file or directory" in first["output"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can enter a root directory without bash")
+def test_a_missing_bash_is_a_failed_result(tmp_path: Path) -> None:
+    script = tmp_path / "rootless.py"
+    script.write_text(f"import os, subprocess, sys\nsys.path.insert(0, {str(MINO.parent)!r})\nimport mino\n"
+                      f"os.chroot({str(tmp_path)!r})\noperation = mino.Operation('ls', '/', {{}})\n"
+                      "print(mino.execute(operation, mino.Signals(), mino.Redactor('')))")
+    said = subprocess.run([sys.executable, "-B", str(script)], stdout=subprocess.PIPE, check=True).stdout.decode()
+    assert "'status': 'failed'" in said and "/bin/bash" in said and "exit_code" not in said
+
+
+def test_a_command_has_no_terminal(home: Home, service: Service) -> None:
+    command = "tty; (: </dev/tty) 2>/dev/null || echo no password; ps -o pgid= -p $$; echo $$"
+    told = approved_result(home, service, command)
+    *first, group, shell = told["output"].split("\n")[:-1]
+    assert first == ["not a tty", "no password"] and group.strip() == shell
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
+def test_no_descriptor_is_inherited() -> None:
+    read, write = os.pipe()
+    try:
+        os.set_inheritable(write, True)
+        assert run_bash("for fd in /proc/$$/fd/*; do echo ${fd##*/}; done")["output"].split()[:3] == ["0", "1", "2"]
+        assert run_bash(f"echo in >&{write}")["status"] == "failed"
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_signals_are_those_of_a_fresh_shell(home: Home, service: Service) -> None:
+    names = ["HUP", "INT", "PIPE", "TERM", "XFSZ", "ALRM", "QUIT"]
+    tries = "; ".join(f"/bin/sh -c 'kill -{name} $$; echo {name} is ignored'" for name in names)
+    masks = "grep -E '^Sig(Ign|Blk)' /proc/self/status | tr -d 0"  # stops are told here only, and here as well
+    told = approved_result(home, service, f"exec 2>/dev/null; {tries}; {masks}; echo end",
+                           ignore=["SIGHUP", "SIGINT", "SIGPIPE", "SIGQUIT", "SIGTTOU", "SIGTTIN", "SIGTSTP"])
+    assert re.sub(r"Sig\w+:\t\n", "", told["output"]) == "end\n"
+
+
+def test_an_inherited_deafness_for_children_takes_no_exit_code(home: Home, service: Service, tmp_path: Path) -> None:
+    script = tmp_path / "deaf.py"
+    script.write_text("import os, signal, sys\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+                      f"os.execv(sys.executable, [sys.executable, {str(MINO)!r}])\n")
+    told = approved_result(home, service, "echo out; exit 3", launcher=script)
+    assert told == {"status": "failed", "output": "out\n", "exit_code": 3}
+
+
+def test_what_is_left_of_the_group_is_killed(tmp_path: Path) -> None:
+    told = run_bash("trap '' TERM HUP; sleep 60 & echo $!; (sleep 60 | sleep 60) >/dev/null & echo $!")
+    assert told["status"] == "completed"
+    for pid in map(int, told["output"].split()):
+        until(lambda: pid not in _processes(), "the background process is gone")
+
+
+@pytest.mark.parametrize("writes", [False, True], ids=["silent", "writing"])
+def test_a_descendant_that_left_the_group_delays_little(tmp_path: Path, writes: bool) -> None:
+    (tmp_path / "leave.py").write_text(
+        "import os, time\nos.setsid()\nopen('pid', 'w').write(str(os.getpid()))\nos.rename('pid', 'left')\n"
+        f"for _ in range(6000):\n    time.sleep(0.01)\n    os.write(1, b'x' * {writes:d})\n")
+    try:
+        told = run_bash(f"{shlex.quote(sys.executable)} leave.py & until [ -e left ]; do sleep 0.01; done; touch end",
+                        cwd=tmp_path)
+        assert time.time() - (tmp_path / "end").stat().st_mtime < 0.25 + 0.5
+        assert (told["status"], told["exit_code"], set(told["output"]) <= {"x"}) == ("completed", 0, True)
+    finally:
+        os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
+
+
+def test_no_command_is_started_after_a_signal() -> None:
+    signals = mino.Signals()
+    signals.noted = signal.SIGINT
+    operation = mino.prepare('{"command":"true"}', "/no/such/directory", "/nowhere")  # a start would fail
+    assert mino.execute(operation, signals, mino.Redactor(""))["status"] == "cancelled"
+
+
+def test_time_ends_a_command_and_all_its_group(home: Home, service: Service, tmp_path: Path) -> None:
+    told = approved_result(home, service, "echo on; trap '' TERM INT HUP; sleep 60 & echo $!; wait",
+                           launcher=launcher(tmp_path, COMMAND_SECONDS=0.5))
+    on, pid = told["output"].split()
+    assert told == {"status": "timed_out", "output": f"on\n{pid}\n"} and on == "on"
+    until(lambda: int(pid) not in _processes(), "the background process is gone")
+
+
+def test_a_command_that_closed_its_output_has_no_more_time(home: Home, service: Service, tmp_path: Path) -> None:
+    told = approved_result(home, service, "echo on; exec >&- 2>&-; sleep 60",
+                           launcher=launcher(tmp_path, COMMAND_SECONDS=0.5))
+    assert told == {"status": "timed_out", "output": "on\n"}
+
+
+def test_the_clock_goes_on_while_mino_is_stopped(home: Home, service: Service, tmp_path: Path) -> None:
+    service.script(call("touch on; sleep 1.5; touch late; sleep 60"), answer("Too long."))
+    with Mino(home, launcher=launcher(tmp_path, COMMAND_SECONDS=1)) as mino:
+        mino.ask("go")
+        approve_next(mino)
+        until((home.work / "on").exists, "the command runs")
+        mino.signal(signal.SIGSTOP)
+        until((home.work / "late").exists, "its time is up")
+        mino.signal(signal.SIGCONT)
+        mino.expect("[Tool result: timed_out]\n\nAssistant> Too long.", 2.0)
+
+
+def test_a_command_that_ended_while_mino_was_stopped_has_its_result(home: Home, service: Service) -> None:
+    service.script(call("touch on; sleep 0.3; echo out; touch off"), answer("Done."))
+    with Mino(home) as mino:
+        mino.ask("go")
+        approve_next(mino)
+        until((home.work / "on").exists, "the command runs")
+        mino.signal(signal.SIGSTOP)
+        until((home.work / "off").exists, "the command ends")
+        mino.signal(signal.SIGCONT)
+        mino.expect("[Tool result: completed; exit code 0]\nout\n\nAssistant> Done.")
+
+
+# ---- 22. Tests: interruptions ---------------------------------------------------------------------------------------
+# Wherever Mino is: a signal ends it within a second, with the status of the first one, the turn closed, a command's
+# result saved, no child left, echo on, and nothing more on the screen. Each moment is reached by a function, and then
+# interrupted in every way by a process of its own. SIGKILL can't be noticed: the next start tells what is known.
+
+WAYS: Dict[str, Tuple[Union[int, str], int]] = {
+    "Ctrl+C": ("\x03", 130), "SIGTERM": (signal.SIGTERM, 143), "SIGHUP": (signal.SIGHUP, 129)}
+BANNER_BYTES = len(mino.BANNER)
+SIGNAL_SECONDS = 1.0 + 0.5  # the bound, and some for a busy machine
+
+CALLED = ["user_message", "model_response"]
+CANCELLED = ["user_message", "turn_end cancelled"]
+NOT_STARTED = [*CALLED, "tool_result not_executed", "tool_result not_executed", "turn_end cancelled"]
+RAN = [*CALLED, "tool_start", "tool_result cancelled", "turn_end cancelled"]
+UNKNOWN_OUTPUT = ("Execution was started but its result was not saved. The operation may have happened. "
+                  "Do not automatically retry it.")
+UNKNOWN_RESULT = numbered(user("go"), response(call_item("echo x >> log", call_id="c")), start("c", "echo x >> log"),
+                   result("c", "unknown", UNKNOWN_OUTPUT), end("interrupted"))
+
+
+def to_set_up(mino: Mino, service: Service) -> None:
+    """The first question of set-up."""
+    mino.expect("API URL [https://api.openai.com/v1]: ")
+
+
+def to_hidden_key(mino: Mino, service: Service) -> None:
+    """The question for the key, without echo."""
+    mino.expect("API Key (input hidden): ")
+    until(lambda: not mino.echo_is_on(), "echo is off")
+
+
+def to_prompt(mino: Mino, service: Service) -> None:
+    """A half-typed line at the prompt."""
+    mino.expect("You> ")
+    mino.type("Hel")
+    mino.expect("Hel")
+
+
+def to_connecting(mino: Mino, service: Service) -> None:
+    """A connection that nobody accepts."""
+    mino.ask("Hello?")
+    port = re.search(r":(\d+)/", mino.home.config.read_text())
+    waiting = f":{int(port[1]):04X} 02 "
+    until(lambda: waiting in Path("/proc/net/tcp").read_text(), "Mino connects")
+
+
+def to_headers(mino: Mino, service: Service) -> None:
+    """A service that thinks."""
+    hold = Hold()
+    service.script(Reply(before=hold))
+    mino.ask("Hello?")
+    hold.wait()
+
+
+def to_silent_stream(mino: Mino, service: Service) -> None:
+    """Half an answer."""
+    service.script(Reply([sse(delta("Half")), Hold()]))
+    mino.ask("Hello?")
+    mino.expect("Half")
+
+
+def to_running_stream(mino: Mino, service: Service) -> None:
+    """An answer without end."""
+    never = threading.Event()
+    ticks = itertools.takewhile(lambda _: not never.wait(0.001), itertools.count())
+    service.script(Reply(sse(delta("on ")) for _ in ticks))
+    mino.ask("Hello?")
+    mino.expect("on on on ")
+
+
+def to_error_body(mino: Mino, service: Service) -> None:
+    """An error whose message does not end."""
+    hold = Hold()
+    service.script(Reply([b'{"error":"', hold], 500, {"Content-Type": "application/json"}))
+    mino.ask("Hello?")
+    hold.wait()
+
+
+def to_approval(mino: Mino, service: Service) -> None:
+    """The question about the first of two commands."""
+    service.script(calls(["touch on", "touch on"]))
+    mino.ask("go")
+    mino.expect(APPROVE)
+
+
+def to_command(mino: Mino, service: Service, command: str = "touch on; trap '' TERM INT HUP; sleep 60 & wait") -> None:
+    """A command that takes long and does not listen."""
+    service.script(call(command))
+    mino.ask("go")
+    approve_next(mino)
+    until((mino.home.work / "on").exists, "the command runs")
+
+
+def to_gate(mino: Mino, service: Service) -> None:
+    """The question about a command that may have run."""
+    mino.expect("may already have run? [y/N] ")
+
+
+@pytest.fixture(scope="module")
+def deaf_port() -> Iterator[int]:
+    """A port of this machine on which a connection is neither accepted nor refused: its queue is full."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listening:
+        queue = []
+        while len(queue) < 10:
+            try:
+                queue.append(socket.create_connection(listening.getsockname(), 0.2))
+            except socket.timeout:
+                break
+        yield listening.getsockname()[1]
+        for connection in queue:
+            connection.close()
+
+
+def interrupt(mino: Mino, way: Union[int, str], status: int) -> None:
+    """Interrupt Mino and check what has to hold after it whatever the moment."""
+    children, shown = mino.children(), len(mino.text)
+    began = time.monotonic()
+    mino.type(way) if isinstance(way, str) else mino.signal(way)
+    assert mino.wait() == status, mino.screen()
+    assert time.monotonic() - began < SIGNAL_SECONDS
+    assert mino.echo_is_on() and not set(children) & set(_processes())
+    rest = mino.text[shown:].replace("^C", "")  # the terminal's echo
+    assert re.fullmatch(r"(on|\s)*(Setup cancelled\.\n)?", rest), mino.screen()  # `on`: what the stream still had
+
+
+@pytest.mark.parametrize("reach, kinds", [
+    (to_set_up, None), (to_hidden_key, None), (to_prompt, []), (to_connecting, CANCELLED), (to_headers, CANCELLED),
+    (to_silent_stream, CANCELLED), (to_running_stream, CANCELLED), (to_error_body, CANCELLED),
+    (to_approval, NOT_STARTED),
+    (to_command, RAN), (to_gate, [*CALLED, "tool_start", "tool_result unknown", "turn_end interrupted"])],
+    ids=lambda value: value.__name__ if callable(value) else "")
+def test_a_signal_ends_mino_whatever_it_does(
+        tmp_path: Path, deaf_port: int, reach: Callable[[Mino, Service], None], kinds: Optional[List[str]]) -> None:
+    def interrupted(name: str) -> None:
+        """One way, in a home of its own."""
+        with Service() as service:
+            home = Home(tmp_path / name)
+            if reach is not to_set_up:
+                home.configure(f"http://127.0.0.1:{deaf_port}/v1" if reach is to_connecting else
+                               "https://example.org/v1" if reach is to_hidden_key else service.url,
+                               key="" if reach is to_hidden_key else KEY)
+            if reach is to_gate:
+                home.write_session(UNKNOWN_RESULT)
+            before = home.config.read_bytes() if home.config.exists() else None
+            with Mino(home) as mino:
+                reach(mino, service)
+                interrupt(mino, *WAYS[name])
+            assert (home.config.read_bytes() if home.config.exists() else None) == before
+            assert kinds is None or home.kinds() == kinds
+
+    with ThreadPoolExecutor(len(WAYS)) as pool:
+        list(pool.map(interrupted, WAYS))
+
+
+@pytest.mark.parametrize("reach", [to_hidden_key, to_prompt, to_silent_stream, to_command],
+                         ids=lambda reach: reach.__name__)
+def test_a_burst_of_signals_is_like_the_first(
+        home: Home, service: Service, reach: Callable[[Mino, Service], None]) -> None:
+    if reach is to_hidden_key:
+        home.configure("https://example.org/v1", key="")
+    with Mino(home) as mino:
+        reach(mino, service)
+        children, began = mino.children(), time.monotonic()
+        while mino.process.poll() is None:  # until the very end, also while Python shuts down
+            mino.signal(signal.SIGINT)
+        assert mino.wait() == 130 and time.monotonic() - began < SIGNAL_SECONDS
+        assert mino.echo_is_on() and "Traceback" not in mino.text and not set(children) & set(_processes())
+    assert reach is to_hidden_key or home.kinds()[-1:] in ([], ["turn_end cancelled"])
+
+
+def test_after_a_kill_in_a_command_nobody_runs_it_again(home: Home, service: Service) -> None:
+    with Mino(home) as mino:
+        to_command(mino, service, "echo x >> log; touch on; sleep 60")
+        mino.signal(signal.SIGKILL)
+        assert mino.wait() == -signal.SIGKILL
+    assert home.kinds() == [*CALLED, "tool_start"]
+    for decision in "ny":
+        with Mino(home) as mino:
+            mino.expect('Command: "echo x >> log; touch on; sleep 60"\n')
+            mino.expect("may already have run? [y/N] ")
+            mino.line(decision)
+            mino.expect("Nothing was acknowledged." if decision == "n" else "You> ")
+            mino.line("/exit")
+            assert mino.wait() == 0
+    service.script(answer("I know."))
+    run_piped(home, b"Was it run?\n")
+    assert results_sent(service.requests[-1]) == [UNKNOWN_RESULT[3]["result"]]
+    assert (home.work / "log").read_text() == "x\n" and len(service.requests) == 2
+
+
+def test_after_a_kill_at_a_question_nothing_has_run(home: Home, service: Service) -> None:
+    with Mino(home) as mino:
+        to_approval(mino, service)
+        mino.signal(signal.SIGKILL)
+        assert mino.wait() == -signal.SIGKILL
+    status, _, errors = run_piped(home)
+    assert (status, errors) == (0, "An interrupted tool turn was recovered without executing commands.\n")
+    assert home.kinds()[2:] == ["tool_result not_executed"] * 2 + ["turn_end interrupted"]
+    assert not (home.work / "on").exists()
+
+
+def waiting_in(pipe: int) -> int:
+    """How many bytes wait to be read."""
+    return int(struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"\0" * 4))[0])
+
+
+def test_output_that_nobody_takes_holds_no_signal_up(home: Home, service: Service) -> None:
+    read, write = os.pipe()
+    service.script(Reply([sse(delta("x" * 30_000))] * 10 + [Hold()]))
+    try:
+        with Mino(home, stdout=write) as mino:
+            os.close(write)
+            mino.line("Hello?")
+            until(lambda: waiting_in(read) > 60_000, "the pipe is full")
+            interrupt(mino, signal.SIGTERM, 143)
+    finally:
+        os.close(read)
+    assert home.kinds() == CANCELLED
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a pipe of a known size")
+def test_a_prompt_that_nobody_takes_holds_no_signal_up(home: Home) -> None:
+    read, write = os.pipe()
+    fcntl.fcntl(write, 1031, 4096)  # F_SETPIPE_SZ
+    os.write(write, b"x" * (4096 - BANNER_BYTES - 3))  # room for the banner and a line, but not for `You> `
+    try:
+        with Mino(home, stdout=write) as mino:
+            os.close(write)
+            until(lambda: waiting_in(read) == 4094, "the pipe is full")
+            mino.signal(signal.SIGTERM)
+            assert mino.process.wait(SIGNAL_SECONDS) == 143
+    finally:
+        os.close(read)
+
+
+def test_a_held_terminal_holds_no_signal_up(home: Home, service: Service) -> None:
+    hold, sent = Hold(), Hold()
+    service.script(Reply([sse(delta("Half")), hold, *[sse(delta("x" * 30_000))] * 10, sent]))
+    with Mino(home) as mino:
+        mino.ask("Hello?")
+        mino.expect("Half")
+        mino.type("\x13")  # Ctrl+S
+        hold.release()
+        sent.wait()
+        began = time.monotonic()
+        mino.signal(signal.SIGTERM)
+        assert mino.process.wait(PATIENCE) == 143 and time.monotonic() - began < SIGNAL_SECONDS
+    assert home.kinds() == CANCELLED
+
+
+@pytest.mark.parametrize("reach, kinds", [
+    (to_prompt, []), (to_silent_stream, CANCELLED), (to_command, RAN),
+    (to_approval, NOT_STARTED)],
+    ids=lambda value: value.__name__ if callable(value) else "")
+def test_a_closed_window_ends_mino(
+        home: Home, service: Service, reach: Callable[[Mino, Service], None], kinds: List[str]) -> None:
+    with Mino(home, stderr="pipe") as mino:
+        reach(mino, service)
+        children, began = mino.children(), time.monotonic()
+        mino.close("pty")
+        assert mino.wait() == 129 and time.monotonic() - began < SIGNAL_SECONDS
+        assert mino.streams["stderr"] == b"" and not set(children) & set(_processes())
+    assert home.kinds() == kinds
+
+
+@pytest.mark.parametrize("reach, kinds", [
+    (to_prompt, []), (to_approval, NOT_STARTED)],
+    ids=lambda value: value.__name__ if callable(value) else "")
+def test_a_closed_window_ends_mino_under_nohup_too(
+        home: Home, service: Service, reach: Callable[[Mino, Service], None], kinds: List[str]) -> None:
+    with Mino(home, stderr="pipe", ignore=["SIGHUP"]) as mino:
+        reach(mino, service)
+        mino.close("pty")
+        assert mino.wait(2.0) in (0, 1) and b"Traceback" not in mino.streams["stderr"]
+    assert home.kinds() == kinds
+
+
+def test_a_command_outlives_a_closed_window_under_nohup(home: Home, service: Service) -> None:
+    with Mino(home, stderr="pipe", ignore=["SIGHUP"]) as mino:
+        to_command(mino, service, "touch on; until [ -e off ]; do sleep 0.01; done; echo end")
+        mino.close("pty")
+        (home.work / "off").touch()
+        assert mino.wait() == 1 and mino.streams["stderr"] == b""
+    assert home.kinds()[3:] == ["tool_result completed", "turn_end cancelled"]
+
+
+def test_ignored_signals_stay_ignored(home: Home, service: Service) -> None:
+    service.script(answer("Still here."))
+    with Mino(home, ignore=["SIGINT", "SIGHUP"]) as mino:
+        for reach in (to_prompt, to_silent_stream):
+            reach(mino, service)
+            mino.signal(signal.SIGINT)
+            mino.signal(signal.SIGHUP)
+            if reach is to_prompt:
+                mino.line("lo?")
+                mino.expect("Still here.")
+        interrupt(mino, signal.SIGTERM, 143)
+    assert (home.records()[0]["text"], home.kinds()[3:]) == ("Hello?", CANCELLED)
+
+
+def test_a_saved_result_is_not_lost_to_the_signal_that_made_it(home: Home, service: Service) -> None:
+    with Mino(home) as mino:
+        to_command(mino, service, "echo before; touch on; sleep 60")
+        interrupt(mino, "\x03", 130)
+    assert home.records()[3]["result"] == {"status": "cancelled", "output": "before\n"}
+    service.script(answer("I see."))
+    run_piped(home, b"again\n")
+    assert service.requests[-1].body["input"][3]["content"] == NOTICE.format("cancelled")
+
+
+SWEEP = """import importlib.util, os, requests, sys
+sys.dont_write_bytecode = True
+path, first, signums, log = sys.argv[1], int(sys.argv[2]), [int(n) for n in sys.argv[3].split(",")], sys.argv[4]
+sys.argv[1:] = []
+spec = importlib.util.spec_from_file_location("mino", path)
+mino = sys.modules["mino"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(mino)
+lines, pid, log = 0, os.getpid(), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+def trace(frame, event, arg):
+    global lines
+    if frame.f_code.co_filename != path:
+        return None
+    if event == "line" and os.getpid() == pid:
+        lines += 1
+        if first <= lines < first + len(signums):
+            os.write(log, b"%s:%d\\n" % (frame.f_code.co_name.encode(), frame.f_lineno))
+            os.kill(pid, signums[lines - first])
+    return trace
+
+sys.settrace(trace)
+status = mino.main()
+sys.settrace(None)
+os.write(log, b"lines %d\\n" % lines)
+sys.exit(status)
+"""
+
+
+class Swept(NamedTuple):
+    """What came of one interrupted turn."""
+
+    lines: int  # of mino.py that ran, where it ended by itself
+    wrong: List[str]
+
+
+def interrupted_turn(place: Path, at: int, signums: List[int]) -> Swept:
+    """A question, an approved call and an answer, with one signal before each line of mino.py from the `at`-th on."""
+    home, script, log = Home(place), place / "sweep.py", place / "log"
+    script.write_text(SWEEP, encoding="utf-8")
+    with Service(call("echo x >> ran", text="Let me."), answer("Done.")) as service:
+        home.configure(service.url)
+        with Mino(home, str(MINO), str(at), ",".join(map(str, signums)), str(log), launcher=script) as mino:
+            try:
+                mino.ask("go")
+                approve_next(mino)
+                mino.ask("/exit")
+                mino.expect("Goodbye.\n")
+            except (AssertionError, OSError):
+                pass  # it ended before; what it left is judged below
+            began = time.monotonic()
+            status = mino.wait()
+            late = time.monotonic() - began > SIGNAL_SECONDS
+            noted = log.read_text().splitlines() if log.exists() else []
+            wrong = _judge(home, signums[0], status, mino.text, noted)
+            wrong += ["it came late"] * late + ["echo is off"] * (not mino.echo_is_on())
+            wrong += ["a child is left"] * (signums[0] != signal.SIGKILL and bool(_orphans(home)))
+    lines = int(noted[-1].split()[1]) if noted and noted[-1].startswith("lines") else 0
+    return Swept(lines, [f"line {at} ({noted[0] if noted else '-'}), {signums}: {what}" for what in wrong])
+
+
+def _judge(home: Home, signum: int, status: int, shown: str, noted: List[str]) -> List[str]:
+    """What is wrong after an interrupted turn, as told by its status, its screen, its files and the next start."""
+    sent, killed = any(not line.startswith("lines") for line in noted), signum == signal.SIGKILL
+    early = bool(noted) and noted[0].split(":")[0] in ("main", "__init__", "install")  # a shell calls -15 143 too
+    ending = {-signum} if killed else {128 + signum} if sent else {0}
+    ending |= {-signal.SIGTERM, -signal.SIGHUP} if early else set()
+    ending |= {0} if "Goodbye." in shown else set()
+    kinds = home.kinds() if home.sessions.exists() and list(home.sessions.iterdir()) else []
+    ran = (home.work / "ran").read_text() if (home.work / "ran").exists() else ""
+    after = run_piped(home)
+    unknown = killed and kinds[-1:] == ["tool_start"]
+    found = {
+        f"exit status {status}": status not in ending,
+        f"more on the screen: {shown[-300:]!r}": bool(re.search("Traceback|Error|Exception", shown)),
+        f"the file says {kinds}": not killed and bool(kinds) and not kinds[-1].startswith("turn_end"),
+        f"{ran!r} ran, {kinds}": ran not in ("", "x\n") or (ran and "tool_start" not in kinds)
+                                or (not ran and "tool_result completed" in kinds),
+        f"the next start: {after}": after.status != unknown or (not killed and after.stderr != "")}
+    return [what for what, is_so in found.items() if is_so]
+
+
+def sweep_signals(place: Path, points: Iterable[int], *signums: int) -> List[str]:
+    """What is wrong in turns interrupted at these lines; four at a time."""
+    def one(at: int) -> List[str]:
+        """One turn in a place of its own."""
+        spot = place / f"{at}-{signums[0]}-{len(signums)}"
+        spot.mkdir()
+        wrong = interrupted_turn(spot, at, list(signums)).wrong
+        shutil.rmtree(spot, ignore_errors=True)
+        return wrong
+
+    with ThreadPoolExecutor(4) as pool:
+        return [what for wrong in pool.map(one, points) for what in wrong]
+
+
+@pytest.fixture(scope="module")
+def turn_lines(tmp_path_factory: pytest.TempPathFactory) -> int:
+    """How many lines of mino.py run in one turn from start to end."""
+    swept = interrupted_turn(tmp_path_factory.mktemp("turn"), 0, [signal.SIGINT])
+    assert swept.lines > 1000 and not swept.wrong
+    return swept.lines
+
+
+def test_the_first_lines_of_main_know_ctrl_c(tmp_path: Path) -> None:
+    assert sweep_signals(tmp_path, [2, 4, 6], signal.SIGINT) == []
+
+
+@pytest.mark.parametrize("signums, count", [([signal.SIGINT], 8), ([signal.SIGTERM, *[signal.SIGINT] * 9], 5),
+                                            ([signal.SIGHUP], 4), ([signal.SIGKILL], 5)],
+                         ids=["SIGINT", "SIGTERM and nine SIGINT", "SIGHUP", "SIGKILL"])
+def test_a_signal_at_any_line_leaves_things_in_order(
+        tmp_path: Path, turn_lines: int, signums: List[int], count: int) -> None:
+    step = turn_lines // count
+    assert sweep_signals(tmp_path, range(step // 2, turn_lines, step), *signums) == []
+
+
+# ---- 23. The practice mode ------------------------------------------------------------------------------------------
 # `python mino_test.py`: the practice service on this machine, and Mino with it, in a home that stays for next time.
 # Signals reach Mino as they would without us; its exit status is ours.
 
