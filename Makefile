@@ -21,7 +21,7 @@ run: setup
 	@$(VENV)/bin/python mino.py || $(CHAT_ENDED)
 
 test: setup
-	@$(VENV)/bin/python -m pytest -q mino_test.py $(ARGS)
+	@$(VENV)/bin/python mino_test.py test $(ARGS)
 
 setup:
 	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON) here; name another one: make PYTHON=python3.11" >&2; exit 1; }
