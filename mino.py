@@ -64,6 +64,8 @@ import signal
 import stat
 import time
 from collections import Counter, deque
+from functools import partial
+from itertools import count
 from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
 __version__ = "0.4.0"  # the minor number is the chapter
@@ -132,7 +134,6 @@ class OutputClosed(Exception):
 INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u202a-\u202e\u2060\u2066-\u2069\ufeff\U000e0000-\U000e007f\ud800-\udfff]"
 )
-LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def clean(text: str) -> str:
@@ -168,11 +169,6 @@ def quote_lines(label: str, text: str) -> list[str]:
     return [(label if not n else " " * len(label)) + quote(line) for n, line in enumerate(lines)]
 
 
-def is_blank(text: str) -> bool:
-    """Whether there is nothing to read."""
-    return not text or text.isspace()
-
-
 def has_surrogate(text: str) -> bool:
     """Whether text holds half a character, which UTF-8 cannot carry."""
     try:
@@ -180,6 +176,11 @@ def has_surrogate(text: str) -> bool:
     except UnicodeEncodeError:
         return True
     return False
+
+
+def join_surrogates(text: str) -> str:
+    """Text whose escaped surrogate pairs are characters, and what is left of others is U+FFFD."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class Redactor:
@@ -227,25 +228,24 @@ def _read_int(digits: str) -> int:
     return int(digits)
 
 
-DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_read_float, parse_int=_read_int)
+STRICT = {"parse_constant": _refuse_constant, "parse_float": _read_float, "parse_int": _read_int}
+DECODER = json.JSONDecoder(**STRICT)
 ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def decode_json(text: str, levels: int = JSON_LEVELS, decoder: json.JSONDecoder = DECODER) -> Any:
     """The value of one strict JSON text. Raises ValueError for anything else, however it is broken."""
     try:
-        value, end = decoder.scan_once(text, 0)
-        if end != len(text) and text[end:].strip(" \t\r\n"):
-            raise ValueError("more follows the JSON value")
-    except StopIteration:  # leading white space, or nothing at all
-        stripped = text.lstrip(" \t\r\n")
-        if not stripped or len(stripped) == len(text):
-            raise ValueError("malformed JSON") from None
-        return decode_json(stripped, levels, decoder)
+        try:
+            value, end = decoder.scan_once(text, 0)  # half of what decode() takes, and right nearly always
+            if text[end:] not in ("", "\n"):
+                raise StopIteration
+        except StopIteration:  # more white space, or no JSON
+            value = decoder.decode(text)
+        if len(text) > 2 * levels and text.count("[") + text.count("{") > levels and _depth(value) > levels:
+            raise RecursionError
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
-    if len(text) > 2 * levels and text.count("[") + text.count("{") > levels and _depth(value) > levels:
-        raise ValueError("the JSON is nested too deeply")
     return value
 
 
@@ -379,56 +379,39 @@ operation on your own. Look first, with a command that only reads, or ask the pe
 """
 
 
-class Paths(NamedTuple):
-    """Where Mino keeps its files."""
+def naming_its_file(function: Callable[..., T]) -> Callable[..., T]:
+    """A function of a path, whose OSError becomes a MinoError that names the path."""
 
-    home: str
-    root: str
-    config: str
-    soul: str
-    lock: str
-    sessions: str
+    def named(path: str, *args: Any) -> T:
+        try:
+            return function(path, *args)
+        except OSError as error:
+            raise MinoError(f"{path}: {error.strerror or error}.") from None
 
-
-def mino_paths(home: str) -> Paths:
-    """The paths below an absolute home directory; raises MinoError for any other."""
-    if not os.path.isabs(home):
-        raise MinoError("HOME must be set to an absolute path: Mino keeps its files in ~/.mino.")
-    root = os.path.join(home, ".mino")
-    names = ("config.json", "SOUL.md", "sessions.lock", "sessions")
-    return Paths(home, root, *(os.path.join(root, name) for name in names))
+    return named
 
 
-def _file_error(path: str, error: OSError) -> MinoError:
-    return MinoError(f"{path}: {os.strerror(error.errno) if error.errno else 'cannot be used'}.")
-
-
+@naming_its_file
 def private_directory(path: str) -> None:
     """Makes sure that a real directory with mode 0700 is there."""
     try:
-        try:
-            os.mkdir(path, 0o700)
-            sync_directory(os.path.dirname(path))
-        except FileExistsError:
-            pass
-        if not stat.S_ISDIR(os.lstat(path).st_mode):
-            raise MinoError(f"{path} is not a real directory (a link or a file); move it away.")
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            os.fchmod(fd, 0o700)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise _file_error(path, error) from None
+        os.mkdir(path, 0o700)
+        os.chmod(path, 0o700)  # whatever the umask took away; it was just made, so it is no link
+        sync_directory(os.path.dirname(path))
+    except FileExistsError:
+        pass
+    if not stat.S_ISDIR(os.lstat(path).st_mode):
+        raise MinoError(f"{path} is not a real directory (a link or a file); move it away.")
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    os.fchmod(fd, 0o700)
+    os.close(fd)
 
 
 def sync_directory(path: str) -> None:
     """Makes a new or renamed entry of the directory survive a power loss."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    os.fsync(fd)
+    os.close(fd)
 
 
 def sync(fd: int) -> None:
@@ -439,34 +422,25 @@ def sync(fd: int) -> None:
 
 
 def open_private(path: str, flags: int) -> int:
-    """A descriptor of a regular file with mode 0600. FileNotFoundError and FileExistsError pass; the rest is MinoError."""
+    """A descriptor of a regular file with mode 0600; raises OSError, or MinoError for what is there and is none."""
+    refused = MinoError(f"{path} is not a regular file (a link, a directory or a pipe); move it away.")
     try:
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-    except (FileNotFoundError, FileExistsError):
-        raise
-    except OSError as error:
+    except OSError:
         if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
-            raise MinoError(f"{path} is not a regular file (a link, a directory or a pipe); move it away.") from None
-        raise _file_error(path, error) from None
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise MinoError(f"{path} is not a regular file (a link, a directory or a pipe); move it away.")
-        os.fchmod(fd, 0o600)
-    except BaseException as error:
-        os.close(fd)
-        if isinstance(error, OSError):
-            raise _file_error(path, error) from None
+            raise refused from None
         raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise refused
+    os.fchmod(fd, 0o600)
     return fd
 
 
 def read_private(path: str, limit: int) -> bytes:
-    """The content of a private file of at most `limit` bytes; FileNotFoundError when there is none."""
+    """The content of a private file of at most `limit` bytes."""
     with open(open_private(path, os.O_RDONLY), "rb") as file:
-        try:
-            data = file.read(limit + 1)
-        except OSError as error:
-            raise _file_error(path, error) from None
+        data = file.read(limit + 1)
     if len(data) > limit:
         raise MinoError(f"{path} is larger than {limit} bytes; make it shorter.")
     return data
@@ -474,24 +448,16 @@ def read_private(path: str, limit: int) -> bytes:
 
 def write_private(path: str, data: bytes, publish: Callable[[str, str], None]) -> None:
     """A whole, synced file, published by os.replace, or by os.link, which leaves an existing one alone (FileExistsError)."""
-    import tempfile
-
-    temporary = ""
+    temporary = f"{path}.{os.urandom(8).hex()}"
     try:
-        fd, temporary = tempfile.mkstemp(prefix=os.path.basename(path) + ".", dir=os.path.dirname(path))
-        with open(fd, "wb") as file:
-            os.fchmod(fd, 0o600)
+        with open(open_private(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
             file.write(data)
             file.flush()
-            sync(fd)
+            sync(file.fileno())
         publish(temporary, path)
         sync_directory(os.path.dirname(path))
-    except FileExistsError:
-        raise
-    except OSError as error:
-        raise _file_error(path, error) from None
     finally:
-        if temporary and os.path.lexists(temporary):
+        if os.path.lexists(temporary):
             os.unlink(temporary)
 
 
@@ -505,20 +471,12 @@ class Settings(NamedTuple):
 
 # The whole grammar of an accepted URL, so that no two parsers can read two hosts in it.
 URL = re.compile(r"(https?)://([\w.-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?(/[^\s?#\\]*)?", re.IGNORECASE)
+LOOPBACK = re.compile(r"localhost|\[::1\]|127(\.(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])){3}", re.IGNORECASE)
 
 
 def is_loopback(base_url: str) -> bool:
     """Whether an accepted URL names this machine: localhost, 127.0.0.0/8 or [::1]."""
-    host = URL.fullmatch(base_url).group(2).strip("[]").lower()
-    if host in ("localhost", "127.0.0.1", "::1"):
-        return True
-    import ipaddress  # for the other sixteen million names of this machine; not cheap, and seldom needed
-
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return address in ipaddress.ip_network("127.0.0.0/8") or address == ipaddress.ip_address("::1")
+    return bool(LOOPBACK.fullmatch(URL.fullmatch(base_url).group(2)))
 
 
 def check_base_url(text: str) -> str:
@@ -537,25 +495,18 @@ def check_base_url(text: str) -> str:
     return url
 
 
-def check_line(name: str, text: str) -> str:
-    """A setting that is one line of printable text; raises MinoError."""
-    text = text.strip(" \t")
-    if not text or not text.isprintable():
-        raise MinoError(f"The {name} must be one line of printable text.")
-    return text
-
-
-def check_setting(name: str, value: str, base_url: str) -> str:
+def check_setting(name: str, base_url: str, value: str) -> str:
     """The value as it is used, or MinoError. A blank key is right for a service on this machine, and only there."""
     if name == "base_url":
         return check_base_url(value)
-    if name == "model":
-        return check_line("model", value)
-    if not value.strip(" \t"):
+    value = value.strip(" \t")
+    if not value and name == "api_key":
         if is_loopback(base_url):
             return ""
         raise MinoError("The API key may be left blank only for a service on this machine.")
-    return check_line("API key", value)
+    if not value or not value.isprintable():
+        raise MinoError(f"The {name} must be one line of printable text.")
+    return value
 
 
 def read_config(path: str) -> dict[str, Any]:
@@ -565,27 +516,24 @@ def read_config(path: str) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise MinoError(f"{path} is not valid JSON in UTF-8 ({type(error).__name__}); mend it or move it away.") from None
+        raise MinoError(f"{path} is not valid JSON in UTF-8 ({error}); mend it or move it away.") from None
     if not isinstance(config, dict) or not all(isinstance(config.get(name, ""), str) for name in Settings._fields):
         raise MinoError(f"{path} must be a JSON object whose base_url, model and api_key are strings; mend it or move it away.")
     return config
 
 
+@naming_its_file
 def load_settings(path: str, ask: Callable[[str, Callable[[str], str]], str]) -> Settings:
     """The settings, asking by `ask(name, check)` only for those missing or blank, and saving the answers at the end."""
     config = read_config(path)
     given: dict[str, str] = {}
     asked = False
     for name in Settings._fields:
-        value = config.get(name, "")
-
-        def check(text: str, name: str = name) -> str:
-            return check_setting(name, text, given.get("base_url", ""))
-
+        check = partial(check_setting, name, given.get("base_url", ""))
         blank_key = name == "api_key" and name in config and is_loopback(given["base_url"])
-        if value.strip() or blank_key:
+        if config.get(name, "").strip() or blank_key:
             try:
-                given[name] = check(value)
+                given[name] = check(config[name])
             except MinoError as error:
                 raise MinoError(f"{path}, {name}: {error}") from None
         else:
@@ -596,18 +544,16 @@ def load_settings(path: str, ask: Callable[[str, Callable[[str], str]], str]) ->
     return Settings(**given)
 
 
+@naming_its_file
 def load_instructions(path: str) -> str:
     """The text of SOUL.md, which is made from the default when missing and never overwritten."""
-    try:
-        data = read_private(path, INSTRUCTIONS_BYTES)
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         try:
             write_private(path, DEFAULT_SOUL.encode(), os.link)
         except FileExistsError:
             pass  # another start was first; its text counts
-        data = read_private(path, INSTRUCTIONS_BYTES)
     try:
-        text = data.decode()
+        text = read_private(path, INSTRUCTIONS_BYTES).decode()
     except UnicodeDecodeError:
         raise MinoError(f"{path} is not valid UTF-8; mend it, or move it away to get the default.") from None
     if not text.strip():
@@ -622,9 +568,9 @@ def load_instructions(path: str) -> str:
 #     {"v":2,"seq":2,"turn_id":"<32 hex>","kind":"model_response","text":"Hello","output":[...]}
 #     {"v":2,"seq":3,"turn_id":"<32 hex>","kind":"turn_end","status":"completed"}
 #
-# KINDS says what a record looks like, ORDER where it may stand; one function judges by both, what Mino
-# is about to write as well as what it reads. The context is
-# always read back from the file, so that it is the same for a turn just lived and one found at the start.
+# KINDS says what a record looks like, ORDER where it may stand; one function judges by both, what Mino is about
+# to write as well as what it reads. The context is always read back from the file, so that it is the same for a
+# turn just lived and one found at the start.
 
 COMMON = {"v": int, "seq": int, "turn_id": str, "kind": str}
 KINDS: dict[str, tuple[tuple[int, ...], dict[str, type], tuple[str, ...]]] = {
@@ -658,16 +604,18 @@ ORDER: dict[tuple[str, str], str] = {
     ("answered", "turn_end, not completed"): "idle",  # an append torn between the answer and its end
 }
 
-STARTED = frozenset({"completed", "failed", "timed_out", "output_limit", "cancelled", "unknown"})
-UNSTARTED = frozenset({"denied", "invalid_arguments", "unknown_tool", "not_executed"})
-END_STATUSES = frozenset({"completed", "failed", "cancelled", "interrupted"})
-CLOSING = frozenset({"tool_result", "turn_end", "recovery_ack"})
+STARTED = ("completed", "failed", "timed_out", "output_limit", "cancelled", "unknown")
+UNSTARTED = ("denied", "invalid_arguments", "unknown_tool", "not_executed")
+END_STATUSES = ("completed", "failed", "cancelled", "interrupted")
+CLOSING = ("tool_result", "turn_end", "recovery_ack")
 RESULT_FIELDS = ("status", "output", "exit_code", "truncated")  # in the order they are sent
 
-UNKNOWN_OUTPUT = (
-    "Execution was started but its result was not saved. The operation may have happened. Do not automatically retry it."
-)
-NOT_EXECUTED_OUTPUT = "The turn ended before this call was started. It was not executed."
+# What a turn that ends gives to a call without a result, whether it was started or not.
+UNKNOWN = {
+    "status": "unknown",
+    "output": "Execution was started but its result was not saved. The operation may have happened. Do not automatically retry it.",
+}
+NOT_EXECUTED = {"status": "not_executed", "output": "The turn ended before this call was started. It was not executed."}
 
 TURN_ID = re.compile("[0-9a-f]{32}")
 SESSION_FILE = re.compile(r"([0-9a-f]{32})\.jsonl")
@@ -707,8 +655,8 @@ def _check_message(item: dict) -> None:
     if item.get("role") != "assistant" or not isinstance(parts, list):
         raise ValueError("a message is not the assistant's, or has no content")
     for part in parts:
-        field = PART_TEXT.get(part.get("type")) if isinstance(part, dict) and isinstance(part.get("type"), str) else None
-        if field is None or not isinstance(part.get(field), str):
+        words = PART_TEXT.get(str(part.get("type"))) if isinstance(part, dict) else None
+        if words is None or not isinstance(part.get(words), str):
             raise ValueError("a message has a part that is neither text nor refusal")
 
 
@@ -724,7 +672,7 @@ def item_texts(items: list[dict]) -> list[tuple[str, str]]:
 def check_response(text: str, items: list) -> list[dict]:
     """The calls of a response that says or asks something; raises ValueError for any other."""
     calls = check_items(items)
-    if not calls and is_blank(text) and not any(words.strip() for _, words in item_texts(items)):
+    if not calls and not text.strip() and not any(words.strip() for _, words in item_texts(items)):
         raise ValueError("the response is empty")
     return calls
 
@@ -740,9 +688,9 @@ def strict_arguments(arguments: str) -> Optional[dict]:
 
 def check_result(result: dict) -> bool:
     """Whether a result needs a start; raises RecordError for one that contradicts itself."""
-    status, output, code = result.get("status"), result.get("output"), result.get("exit_code", None)
-    started = status in STARTED if isinstance(status, str) else False
-    if not started and not (isinstance(status, str) and status in UNSTARTED):
+    status, output, code, truncated = map(result.get, RESULT_FIELDS)
+    started = status in STARTED
+    if not started and status not in UNSTARTED:
         raise RecordError("unknown result status")
     if not result.keys() <= set(RESULT_FIELDS) or not isinstance(output, str) or has_surrogate(output):
         raise RecordError("a result has an unknown field or no valid output")
@@ -750,14 +698,12 @@ def check_result(result: dict) -> bool:
         raise RecordError("the output of a result is too long")
     if "exit_code" in result and (type(code) is not int or code < 0):
         raise RecordError("exit_code is not an integer from 0")
-    if "truncated" in result and not isinstance(result["truncated"], bool):
+    if "truncated" in result and type(truncated) is not bool:
         raise RecordError("truncated is not a boolean")
-    if (status == "completed" and code != 0) or (status == "failed" and code == 0):
-        raise RecordError(f"status {status} does not fit its exit_code")
-    if status == "output_limit" and result.get("truncated") is not True:
-        raise RecordError("status output_limit without truncated")
-    if (not started or status == "unknown") and len(result) != 2:
-        raise RecordError(f"status {status} with exit_code or truncated")
+    bare = not started or status == "unknown"
+    misfits = {"completed": code != 0, "failed": code == 0, "output_limit": not truncated}
+    if misfits.get(status) or (bare and len(result) != 2):
+        raise RecordError(f"status {status} does not fit its exit_code or truncated")
     return started
 
 
@@ -809,7 +755,7 @@ def turn_input(lines: list[str]) -> bytes:
                 "Tool results above are retained; no command was automatically retried."
             )
             items.append({"type": "message", "role": "assistant", "content": notice})
-    return LONE_SURROGATE.sub("\ufffd", ENCODER.encode(items)[1:-1]).encode()
+    return join_surrogates(ENCODER.encode(items)[1:-1]).encode()
 
 
 def sent_item(item: dict) -> dict:
@@ -822,15 +768,6 @@ def sent_item(item: dict) -> dict:
         if item.get("encrypted_content"):
             sent.pop("content", None)
     return sent
-
-
-def check_names(record: dict, names: Any, optional: tuple[str, ...]) -> None:
-    """Raises RecordError unless the record has all fields of its kind that may not be left out, and no others."""
-    for name in names:
-        if name not in record and name not in optional:
-            raise RecordError(f"{name} is missing")
-    if not record.keys() <= names:
-        raise RecordError("an unknown field")
 
 
 class History:
@@ -879,8 +816,7 @@ class History:
         if turn.turn_id:
             records = []
             for n, call in enumerate(turn.calls[turn.answered :]):
-                started = n == 0 and bool(turn.started)
-                result = {"status": "unknown", "output": UNKNOWN_OUTPUT} if started else NOT_EXECUTED
+                result = UNKNOWN if n == 0 and turn.started else NOT_EXECUTED
                 records.append({"turn_id": turn.turn_id, "kind": "tool_result", "call_id": call.call_id, "result": result})
             self._append(records + [{"turn_id": turn.turn_id, "kind": "turn_end", "status": status}])
 
@@ -907,14 +843,10 @@ class History:
             self._broken = True
             raise StorageError(f"{self.path} was changed by another program. Nothing more is written; the next start checks it.")
 
-    @property
-    def has_context(self) -> bool:
-        """Whether the last request carried more than its own turn."""
-        return bool(self._sent)
-
     # Check, write, sync, believe.
 
     def _append(self, records: list[dict]) -> None:
+        """Saves records in one write, all or, as far as anybody believes, none. Raises RecordError or StorageError."""
         if self._broken:
             raise StorageError(f"{self.path}: nothing more is written after a storage error.")
         turn, checked = self.turn, []
@@ -922,11 +854,8 @@ class History:
             line = encode_json({"v": 2, "seq": self._seq + n, **record}) + b"\n"
             try:
                 record = decode_json(line.decode())  # what is written is what will be read
-            except ValueError as error:
-                raise RecordError(f"The record cannot be saved: {error}.") from None
-            try:
                 turn = self._check(turn, record, self._seq + n)
-            except RecordError as error:
+            except (ValueError, RecordError) as error:
                 raise RecordError(f"Refused to save a {record['kind']}: {error}.") from None
             checked.append((turn, record, line))
         self._check_size(checked)
@@ -940,7 +869,7 @@ class History:
             sync(self._fd)
         except OSError as error:
             raise StorageError(
-                f"{self.path}: {os.strerror(error.errno) if error.errno else error}. This turn is neither known to be saved "
+                f"{self.path}: {error.strerror or error}. This turn is neither known to be saved "
                 "nor known to be lost; the next start checks the file."
             ) from None
         self._broken = False
@@ -965,8 +894,9 @@ class History:
         if type(kind) is not str or kind not in KINDS:
             raise RecordError("not a JSON object of a known kind")
         versions, types, optional = KINDS[kind]
-        if record.keys() != types.keys():
-            check_names(record, types.keys(), optional)
+        wrong = record.keys() != types.keys() and (record.keys() ^ types.keys()).difference(optional)
+        if wrong:
+            raise RecordError(f"{min(wrong)[:40]!r} is missing or unknown")
         for name, value in record.items():
             if type(value) is not types[name]:  # a boolean is no integer
                 raise RecordError(f"{name} has the wrong type")
@@ -974,36 +904,40 @@ class History:
             raise RecordError("unknown format version")
         if record["seq"] != seq:
             raise RecordError(f"seq is not {seq}")
-        return self._steps[kind](self, turn, record, record["turn_id"])
+        if turn.turn_id and record["turn_id"] != turn.turn_id:
+            raise RecordError("turn_id is not the open turn's")
+        return getattr(self, "_after_" + kind)(turn, record)
 
-    def _after_user_message(self, turn: Turn, record: dict, turn_id: str) -> Turn:
-        text = record["text"]
+    # One method a kind: what it requires beyond its fields, and where the file stands after it.
+
+    def _after_user_message(self, turn: Turn, record: dict) -> Turn:
+        text, turn_id = record["text"], record["turn_id"]
         if not TURN_ID.fullmatch(turn_id) or turn_id in self._turn_ids:
             raise RecordError("turn_id is not 32 lowercase hexadecimal characters, or was used before")
-        if is_blank(text) or has_surrogate(text):
+        if not text.strip() or has_surrogate(text):
             raise RecordError("text is blank or no valid Unicode")
         return Turn(self._next(turn, "user_message"), turn_id)
 
-    def _after_response(self, turn: Turn, record: dict, turn_id: str) -> Turn:
+    def _after_model_response(self, turn: Turn, record: dict) -> Turn:
         text, output = record.get("text", ""), record.get("output", [])
         try:
             calls = check_response(text, output)
         except ValueError as error:
             raise RecordError(str(error)) from None
-        if has_surrogate(text) or (record["kind"] == "assistant_message" and (calls or is_blank(text))):
+        if has_surrogate(text) or (record["kind"] == "assistant_message" and (calls or not text.strip())):
             raise RecordError("text is blank or no valid Unicode, or an answer has calls")
         step = "response with calls" if calls else "answer" if record["kind"] == "model_response" else record["kind"]
-        state = self._next(turn, step, turn_id)
-        if not calls:
-            return Turn(state, turn_id, (), 0, turn.call_ids, "", turn.unknown)
-        call_ids = turn.call_ids.union(LONE_SURROGATE.sub("\ufffd", item["call_id"]) for item in calls)  # as sent
+        state = self._next(turn, step)
+        call_ids = turn.call_ids.union(join_surrogates(item["call_id"]) for item in calls)  # as sent
         if len(call_ids) != len(turn.call_ids) + len(calls):
             raise RecordError("a call_id is repeated within the turn")
         waiting = tuple(Call(item["call_id"], item["name"], item["arguments"]) for item in calls)
-        return Turn(state, turn_id, waiting, 0, call_ids, "", turn.unknown)
+        return turn._replace(state=state, calls=waiting, answered=0, call_ids=call_ids)
 
-    def _after_start(self, turn: Turn, record: dict, turn_id: str) -> Turn:
-        state = self._next(turn, "tool_start", turn_id)
+    _after_assistant_message = _after_model_response
+
+    def _after_tool_start(self, turn: Turn, record: dict) -> Turn:
+        state = self._next(turn, "tool_start")
         call, arguments = turn.calls[turn.answered], record["arguments"]
         own = json.dumps(strict_arguments(call.arguments), sort_keys=True)  # as text: True == 1 in Python
         if (record["call_id"], record["name"]) != call[:2] or json.dumps(arguments, sort_keys=True) != own:
@@ -1014,46 +948,34 @@ class History:
         shown = command if isinstance(command, str) and command else call.arguments
         return turn._replace(state=state, started=shown)
 
-    def _after_result(self, turn: Turn, record: dict, turn_id: str) -> Turn:
+    def _after_tool_result(self, turn: Turn, record: dict) -> Turn:
         result = record["result"]
         step = "result of a start" if check_result(result) else "result without a start"
-        state = self._next(turn, step + (", the last" if turn.answered + 1 == len(turn.calls) else ""), turn_id)
+        state = self._next(turn, step + (", the last" if turn.answered + 1 == len(turn.calls) else ""))
         if record["call_id"] != turn.calls[turn.answered].call_id:
             raise RecordError("a result that is not the next call's")
         unknown = turn.unknown + ((turn.started,) if result["status"] == "unknown" else ())
         return turn._replace(state=state, answered=turn.answered + 1, started="", unknown=unknown)
 
-    def _after_end(self, turn: Turn, record: dict, turn_id: str) -> Turn:
+    def _after_turn_end(self, turn: Turn, record: dict) -> Turn:
         status = record["status"]
         if status not in END_STATUSES:
             raise RecordError("unknown turn status")
-        self._next(turn, "turn_end, completed" if status == "completed" else "turn_end, not completed", turn_id)
+        self._next(turn, "turn_end, completed" if status == "completed" else "turn_end, not completed")
         return IDLE
 
-    def _after_ack(self, turn: Turn, record: dict, turn_id: str) -> Turn:
-        if turn_id not in self.unacknowledged:
+    def _after_recovery_ack(self, turn: Turn, record: dict) -> Turn:
+        if record["turn_id"] not in self.unacknowledged:
             raise RecordError("nothing of this turn is to be acknowledged")
         self._next(turn, "recovery_ack")
         return IDLE
 
-    def _next(self, turn: Turn, step: str, turn_id: Optional[str] = None) -> str:
-        """The state after a step, from the table; the step of a turn must carry its id."""
+    def _next(self, turn: Turn, step: str) -> str:
+        """The state after a step, from the table."""
         state = ORDER.get((turn.state, step))
         if state is None:
             raise RecordError(f"out of order: {step} while the turn is {turn.state!r}")
-        if turn_id is not None and turn_id != turn.turn_id:
-            raise RecordError("turn_id is not the open turn's")
         return state
-
-    _steps: dict[str, Callable[..., Turn]] = {
-        "user_message": _after_user_message,
-        "model_response": _after_response,
-        "assistant_message": _after_response,
-        "tool_start": _after_start,
-        "tool_result": _after_result,
-        "turn_end": _after_end,
-        "recovery_ack": _after_ack,
-    }
 
     def _believe(self, turn: Turn, record: dict, length: int) -> None:
         """Takes a checked record into memory, whether it was just written or just read."""
@@ -1076,7 +998,7 @@ class History:
     # Opening.
 
     def load(self) -> int:
-        """Reads the file into memory; the number of good bytes. Raises MinoError and changes nothing on disk.
+        """Reads the file into memory; the number of good bytes. Raises MinoError or OSError; changes nothing on disk.
 
         Two kinds of damage. A last line that is torn or malformed is what a crash leaves: it is not read, and
         the number returned ends before it. Anything else was not done by Mino, and is not for Mino to mend.
@@ -1089,22 +1011,19 @@ class History:
         try:
             with open(self._fd, "rb", closefd=False) as file:
                 for number, line in enumerate(file, 1):
+                    if line[-1] != 10:
+                        return self._size
                     try:
-                        if line[-1] != 10:
-                            return self._size
                         record = decode_json(line.decode())
-                    except ValueError as error:
+                    except ValueError:
                         if self._size + len(line) == size:
                             return self._size
-                        reason = "invalid UTF-8" if isinstance(error, UnicodeError) else "malformed JSON"
-                        raise RecordError(reason) from None
+                        raise RecordError("malformed JSON, or invalid UTF-8") from None
                     self._believe(self._check(self.turn, record, number), record, len(line))
         except RecordError as error:
             raise MinoError(
                 f"{self.path}, line {number}: {error}. The file was not changed; move it away to begin a new conversation."
             ) from None
-        except OSError as error:
-            raise _file_error(self.path, error) from None
         finally:
             gc.enable()
             gc.freeze()
@@ -1116,12 +1035,11 @@ class History:
         Runs nothing and sends nothing; leaves a notice of each thing done.
         """
         if good != os.fstat(self._fd).st_size:
-            self.notices.append(f"The end of the session file was damaged and cut off. The original was saved as {self._keep_aside()}.")
-            try:
-                os.ftruncate(self._fd, good)
-                sync(self._fd)
-            except OSError as error:
-                raise _file_error(self.path, error) from None
+            copy = f"{self.path[:-len('.jsonl')]}-recovery-{os.urandom(4).hex()}.jsonl"
+            write_private(copy, read_private(self.path, FILE_BYTES), os.replace)
+            self.notices.append(f"The end of the session file was damaged and cut off. The original was saved as {copy}.")
+            os.ftruncate(self._fd, good)
+            sync(self._fd)
         if self.turn.turn_id:
             called = bool(self.turn.call_ids)
             self.close_turn("interrupted")
@@ -1131,32 +1049,8 @@ class History:
                 else "An interrupted turn was kept but left out of the context. It was not retried."
             )
 
-    def _keep_aside(self) -> str:
-        """The path of a synced copy of the file as it is."""
-        import shutil
-        import tempfile
 
-        directory, name = os.path.split(self.path)
-        copy = ""
-        try:
-            fd, copy = tempfile.mkstemp(prefix=name[: -len(".jsonl")] + "-recovery-", suffix=".jsonl", dir=directory)
-            with open(fd, "wb") as target, open(self._fd, "rb", closefd=False) as source:
-                os.fchmod(fd, 0o600)
-                source.seek(0)
-                shutil.copyfileobj(source, target)
-                target.flush()
-                sync(fd)
-            sync_directory(directory)
-        except OSError as error:
-            if copy:
-                os.unlink(copy)
-            raise _file_error(copy or self.path, error) from None
-        return copy
-
-
-NOT_EXECUTED = {"status": "not_executed", "output": NOT_EXECUTED_OUTPUT}
-
-
+@naming_its_file
 def lock_sessions(path: str) -> int:
     """A descriptor that holds the lock for as long as this process lives; MinoError when another one has it."""
     fd = open_private(path, os.O_RDWR | os.O_CREAT)
@@ -1164,24 +1058,26 @@ def lock_sessions(path: str) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise MinoError("Another Mino is using this conversation. Close it first, then start again.") from None
-    except OSError as error:
-        raise _file_error(path, error) from None
     return fd
 
 
-def open_session(directory: str, signals: Signals) -> History:
-    """The only session in the directory, made if there is none, checked and recovered. The lock must be held."""
-    try:
-        names = [name for name in os.listdir(directory) if SESSION_FILE.fullmatch(name)]
-        if len(names) > 1:
-            raise MinoError("~/.mino/sessions contains more than one conversation. Move all but one away.")
-        if not names:
-            names = [new_id() + ".jsonl"]
-            os.close(open_private(os.path.join(directory, names[0]), os.O_RDWR | os.O_CREAT | os.O_EXCL))
-            sync_directory(directory)
-        history = History(os.path.join(directory, names[0]))
-    except OSError as error:
-        raise _file_error(directory, error) from None
+@naming_its_file
+def find_session(directory: str) -> str:
+    """The path of the only session in the directory, made if there is none. The lock must be held."""
+    names = [name for name in os.listdir(directory) if SESSION_FILE.fullmatch(name)]
+    if len(names) > 1:
+        raise MinoError("~/.mino/sessions contains more than one conversation. Move all but one away.")
+    path = os.path.join(directory, names[0] if names else new_id() + ".jsonl")
+    if not names:
+        os.close(open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
+        sync_directory(directory)
+    return path
+
+
+@naming_its_file
+def open_session(path: str, signals: Signals) -> History:
+    """The session, checked and recovered."""
+    history = History(path)
     history.recover(signals.wait(history.load))
     return history
 
@@ -1206,7 +1102,7 @@ class EventParser:
     def feed(self, data: bytes) -> list[tuple[str, str]]:
         """(event name, data) of each event that is now complete."""
         if self._skip_newline and data:
-            data = data[1:] if data[:1] == b"\n" else data
+            data = data.removeprefix(b"\n")
             self._skip_newline = False
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if not end:
@@ -1215,13 +1111,9 @@ class EventParser:
         block = bytes(self._rest) + data[:end]
         self._rest = bytearray(data[end:])
         self._skip_newline = end == len(data) and data[-1:] == b"\r"
-        text = block.decode("utf-8", "replace")
-        if self._at_start:
-            self._at_start = False
-            text = text[1:] if text[0] == "\ufeff" else text
-        if "\r" in text:
-            text = text.replace("\r\n", "\n").replace("\r", "\n")
-        return self._lines(text[:-1].split("\n"))
+        text = block.decode("utf-8-sig" if self._at_start else "utf-8", "replace")
+        self._at_start = False
+        return self._lines(text.replace("\r\n", "\n").replace("\r", "\n")[:-1].split("\n"))
 
     def finish(self) -> list[tuple[str, str]]:
         """The event that the end of the stream completes: real services leave out the last blank line."""
@@ -1230,19 +1122,16 @@ class EventParser:
     def _lines(self, lines: list[str]) -> list[tuple[str, str]]:
         events = []
         for line in lines:
-            if line.startswith("data:"):
-                self._data.append(line[6:] if line[5:6] == " " else line[5:])
+            name, _, value = line.partition(":")
+            if name == "data":
+                self._data.append(value.removeprefix(" "))
             elif not line:
                 data = "\n".join(self._data)
                 if data:
                     events.append((self._name, data))
                 self._name, self._data = "", []
-            elif line.startswith("event:"):
-                self._name = line[7:] if line[6:7] == " " else line[6:]
-            elif line == "data":
-                self._data.append("")
-            elif line == "event":
-                self._name = ""
+            elif name == "event":
+                self._name = value.removeprefix(" ")
         return events
 
 
@@ -1304,6 +1193,7 @@ class Answer:
         return ""
 
     def _take(self, name: str, data: str) -> str:
+        """What one event adds to the text shown. `type` decides; a type that Mino does not know is nothing."""
         if data == "[DONE]":
             return ""
         event = decode_json(data)
@@ -1358,7 +1248,8 @@ class Answer:
 
     def _service_error(self, error: Any) -> str:
         message, code = error_message(error)
-        return explain(self._redact.line(message) or "The service reported a failure without saying why.", message, code)
+        line = self._redact.line(message) or "The service reported a failure without saying why."
+        return f"{line} {TOO_LONG}" if is_too_long(message, code) else line
 
     def _complete(self, response: dict) -> str:
         """Checks the completed response; the text of one that was not streamed is shown now."""
@@ -1370,7 +1261,7 @@ class Answer:
         check_items(output)
         half, self._half = self._half, ""
         shown = self._show("\ufffd", self._part, False) if half else ""
-        if is_blank("".join(self._words)):
+        if not "".join(self._words).strip():
             self._words.clear()
             for n, (kind, words) in enumerate(item_texts(output)):
                 shown += self._show(join_surrogates(words), n, kind == "refusal")
@@ -1395,11 +1286,6 @@ class Answer:
         return [copies.get(name, item) if name and shared[name[0]] == 1 else item for name, item in zip(names, output)]
 
 
-def join_surrogates(text: str) -> str:
-    """Text whose escaped surrogate pairs are characters, and what is left of others is U+FFFD."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
 def _identity(item: dict) -> Optional[tuple[str, str]]:
     """The id and type that name an output item, if it has them."""
     name, kind = item.get("id"), item.get("type")
@@ -1416,26 +1302,25 @@ def error_message(error: Any) -> tuple[str, str]:
     return error if isinstance(error, str) else ENCODER.encode(error) if error and error is not True else "", ""
 
 
-TOO_LONG = re.compile(r"context[_ ](length|window|size)|maximum context|prompt is too long|too many (input )?tokens", re.IGNORECASE)
+TOO_LONG_WORDS = re.compile(r"context[_ ](length|window|size)|maximum context|prompt is too long|too many (input )?tokens", re.IGNORECASE)
 
 
-def explain(line: str, message: str, code: str) -> str:
-    """A service's error, with what can be done when the context is too long."""
-    if TOO_LONG.search(message) or TOO_LONG.search(code):
-        line += (
-            " The conversation is too long for this model: move its file in ~/.mino/sessions away to begin anew, "
-            "or set a model with a larger context in ~/.mino/config.json."
-        )
-    return line
+def is_too_long(message: str, code: str) -> bool:
+    """Whether a service's error says that the context is too long for the model."""
+    return bool(TOO_LONG_WORDS.search(message) or TOO_LONG_WORDS.search(code))
 
 
+TOO_LONG = (
+    "The conversation is too long for this model: move its file in ~/.mino/sessions away to begin anew, "
+    "or set a model with a larger context in ~/.mino/config.json."
+)
 HINTS = {
     400: "The service did not accept the request; check model in ~/.mino/config.json.",
     401: "Check api_key in ~/.mino/config.json.",
     403: "Check api_key and its permissions, and model in ~/.mino/config.json.",
     404: "Check base_url and model in ~/.mino/config.json; the service must offer /responses.",
     407: "The proxy asks for a password; check HTTPS_PROXY.",
-    413: "The conversation is too long for this service: move its file in ~/.mino/sessions away to begin anew.",
+    413: TOO_LONG,
     429: "Too many requests, or the quota is used up; check your plan, or try again later.",
 }
 FOREIGN_CONTEXT = (
@@ -1456,9 +1341,10 @@ class Model:
 
     def respond(self, history: History, show: Callable[[str], None]) -> Response:
         """Sends the context and returns the completed response, showing its text as it is read. Raises RequestError."""
-        body = self._head + b",".join(self._signals.wait(history.context)) + b"]}"
+        context = self._signals.wait(history.context)
+        body = self._head + b",".join(context) + b"]}"
         parser, answer = EventParser(), Answer(self._redact)
-        with self._signals.wait(self._open, body, history.has_context) as stream:
+        with self._signals.wait(self._open, body, len(context) > 1) as stream:
             while not answer.ended:
                 data = self._signals.wait(stream.read)
                 shown = answer.take(parser.feed(data) if data else parser.finish())
@@ -1497,11 +1383,10 @@ class Model:
             stream = Stream(session, response)
             self._check_status(response, stream, has_context)
             return stream
-        except (OSError, ValueError) as error:  # ValueError: a URL in the proxy settings that is none
+        except BaseException as error:
             session.close()
-            raise RequestError(connection_error(error, url)) from None
-        except BaseException:
-            session.close()
+            if isinstance(error, (OSError, ValueError)):  # ValueError: a URL in the proxy settings that is none
+                raise RequestError(connection_error(error, url)) from None
             raise
 
     def _authorize(self, request: Any) -> Any:
@@ -1521,6 +1406,7 @@ class Model:
             raise RequestError(f"The service answered with {came} instead of text/event-stream.{page}")
 
     def _status_error(self, response: Any, stream: Stream, has_context: bool) -> str:
+        """The status, the service's own words, and what to check."""
         status = response.status_code
         message, code = error_message(stream.read_error())
         said = self._redact.line(message)
@@ -1529,9 +1415,8 @@ class Model:
         if 300 <= status < 400:
             target = self._redact.line(response.headers.get("Location", ""))
             return f"{line} It redirects {f'to {target}' if target else 'nowhere'}; check base_url in ~/.mino/config.json."
-        explained = explain(line, message, code)
-        if explained != line:
-            return explained
+        if is_too_long(message, code):
+            return f"{line} {TOO_LONG}"
         hint = "The service has a problem; try again later." if status >= 500 else HINTS.get(status, "")
         if status == 429 and response.headers.get("Retry-After"):
             wait = self._redact.line(response.headers["Retry-After"])
@@ -1642,12 +1527,6 @@ class Stream:
 
 def connection_error(error: BaseException, url: str) -> str:
     """What went wrong below HTTP, in words of Mino's own: the texts of requests may contain the key or a proxy's password."""
-    import socket
-    import ssl
-
-    import requests
-    import urllib3
-
     causes: list[BaseException] = []
     todo: list[Any] = [error]
     while todo and len(causes) < 50:
@@ -1655,38 +1534,30 @@ def connection_error(error: BaseException, url: str) -> str:
         if isinstance(cause, BaseException) and cause not in causes:
             causes.append(cause)
             todo += [getattr(cause, "reason", None), cause.__cause__, cause.__context__, *cause.args]
-
-    def caused_by(*types: type) -> Optional[BaseException]:
-        return next((cause for cause in causes if isinstance(cause, types)), None)
-
+    # By name: urllib3 1 has a CertificateError of its own, and requests and ssl an SSLError each.
+    names = {kind.__name__ for cause in causes for kind in type(cause).__mro__}
+    if type(error) is ValueError or names & {"InvalidURL", "InvalidSchema", "LocationValueError"}:
+        # The URL of the service was checked, so a bad one is the proxy's, if there is one.
+        names.add("ProxyError" if os.environ.keys() & PROXY_VARIABLES else "gaierror")
+    if any(isinstance(cause, TimeoutError) for cause in causes):  # urllib3 gives this name to more than the builtin one
+        names.add("timeout")
+    if "CA certificate bundle" in str(error) or any(getattr(cause, "library", "") in ("X509", "PEM") for cause in causes):
+        return "The file of trusted certificates cannot be used; check REQUESTS_CA_BUNDLE."
     match = URL.match(url)
     place = f"{match.group(2)}:{match.group(3) or (443 if match.group(1).lower() == 'https' else 80)}" if match else "the service"
-    # The URL of the service was checked, so a bad one is the proxy's, if there is one.
-    bad_url = type(error) is ValueError or caused_by(
-        requests.exceptions.InvalidURL, requests.exceptions.InvalidSchema, urllib3.exceptions.LocationValueError
-    )
-    if caused_by(requests.exceptions.ProxyError) or (bad_url and os.environ.keys() & PROXY_VARIABLES):
-        return f"The proxy for {place} cannot be used; check HTTPS_PROXY."
-    # urllib3 1 has a CertificateError of its own for the certificate of another host.
-    if caused_by(ssl.SSLCertVerificationError) or any(type(cause).__name__ == "CertificateError" for cause in causes):
-        return f"The certificate of {place} is not trusted; check base_url in ~/.mino/config.json, or REQUESTS_CA_BUNDLE."
-    tls = caused_by(ssl.SSLError)
-    if getattr(tls, "library", "") in ("X509", "PEM") or "CA certificate bundle" in str(error):
-        return "The file of trusted certificates cannot be used; check REQUESTS_CA_BUNDLE."
-    if tls:
-        return f"No secure connection to {place}: it does not speak TLS as expected."
-    if bad_url or caused_by(socket.gaierror, UnicodeError):
-        return f"The host of {place} cannot be found; check base_url in ~/.mino/config.json, and the network."
-    if caused_by(requests.exceptions.ConnectTimeout):
-        return f"{place} did not accept a connection within {CONNECT_SECONDS} s."
-    if caused_by(requests.exceptions.ReadTimeout, socket.timeout, TimeoutError):
-        return f"{place} was silent for {SILENCE_SECONDS} s."
-    if caused_by(ConnectionRefusedError):
-        return f"{place} refused the connection; is the service running? Check base_url in ~/.mino/config.json."
     reason = next((os.strerror(c.errno) for c in causes if isinstance(c, OSError) and isinstance(c.errno, int)), "")
-    if caused_by(ConnectionResetError, BrokenPipeError) or not reason:
-        return f"The connection to {place} was closed before the answer was complete."
-    return f"The connection to {place} failed: {reason}."
+    check_url = "check base_url in ~/.mino/config.json"
+    failures = {  # classes of exceptions, the most telling first
+        "ProxyError": f"The proxy for {place} cannot be used; check HTTPS_PROXY.",
+        "SSLCertVerificationError CertificateError": f"The certificate of {place} is not trusted; {check_url}, or REQUESTS_CA_BUNDLE.",
+        "SSLError": f"No secure connection to {place}: it does not speak TLS as expected.",
+        "gaierror UnicodeError": f"The host of {place} cannot be found; {check_url}, and the network.",
+        "ConnectTimeout": f"{place} did not accept a connection within {CONNECT_SECONDS} s.",
+        "ReadTimeout timeout": f"{place} was silent for {SILENCE_SECONDS} s.",
+        "ConnectionRefusedError": f"{place} refused the connection; is the service running? Or {check_url}.",
+    }
+    other = f"The connection to {place} failed: {reason or 'it was closed before the answer was complete'}."
+    return next((message for kinds, message in failures.items() if names & set(kinds.split())), other)
 
 
 PROXY_VARIABLES = {name for word in ("http", "https", "all") for name in (f"{word}_proxy", f"{word}_proxy".upper())}
@@ -1723,14 +1594,13 @@ class Operation(NamedTuple):
 
 
 def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict:
+    """An object, unless a key is given twice: parsers differ in which one counts, and the person would approve the other."""
     if len({name for name, _ in pairs}) != len(pairs):
         raise ValueError("a key is given twice")
     return dict(pairs)
 
 
-ARGUMENTS_DECODER = json.JSONDecoder(
-    object_pairs_hook=_unique_pairs, parse_constant=_refuse_constant, parse_float=_read_float, parse_int=_read_int
-)
+ARGUMENTS_DECODER = json.JSONDecoder(object_pairs_hook=_unique_pairs, **STRICT)
 
 
 def prepare(arguments: str, cwd: str, home: str) -> Operation:
@@ -1839,6 +1709,7 @@ def _has_exited(process: Any) -> bool:
 
 
 def _kill_group(process: Any) -> None:
+    """Ends the shell, if it is still there, and what it started and left in its group."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -1872,60 +1743,50 @@ def _reap(process: Any) -> Optional[int]:
 # only a storage error leaves it open, for the next start to judge.
 
 
-class Front(NamedTuple):
-    """What the loop needs of its surroundings."""
-
-    request_sent: Callable[[], None]
-    text: Callable[[str], None]  # a piece of the answer
-    approve: Callable[[Operation], str]  # `yes`, `no`, or `leave` to end the chat
-    result: Callable[[dict[str, Any]], None]
-
-
-class Agent:
+class Agent(NamedTuple):
     """One conversation: a question in, a closed turn in the history."""
 
-    def __init__(self, history: History, model: Model, front: Front, run: Callable[[Operation], dict], cwd: str, home: str) -> None:
-        self._history = history
-        self._model = model
-        self._front = front
-        self._run = run
-        self._cwd = cwd
-        self._home = home
+    history: History
+    model: Model
+    front: Any  # has request_sent(), text(words), result(result), and approve(operation): `yes`, `no`, or `leave` to end the chat
+    run: Callable[[Operation], dict[str, Any]]
+    cwd: str
+    home: str
 
     def ask(self, question: str) -> str:
         """Runs one turn: `answered`, `limit` or `leave`. Raises MinoError, Interrupted or OutputClosed, with the turn closed."""
-        if self._history.unacknowledged:
+        if self.history.unacknowledged:
             raise MinoError("Acknowledge unknown tool results before continuing")
-        self._history.begin(question)
+        self.history.begin(question)
         try:
             outcome = self._turn()
         except StorageError:
             raise
         except MinoError:
-            self._history.close_turn("failed")
+            self.history.close_turn("failed")
             raise
         except (Interrupted, OutputClosed):
-            self._history.close_turn("cancelled")
+            self.history.close_turn("cancelled")
             raise
         if outcome != "answered":
-            self._history.close_turn("failed" if outcome == "limit" else "cancelled")
+            self.history.close_turn("failed" if outcome == "limit" else "cancelled")
         return outcome
 
     def _turn(self) -> str:
-        for number in range(1, REQUESTS_PER_TURN + 1):
-            self._front.request_sent()
-            response = self._model.respond(self._history, self._front.text)
+        """Requests, and calls, until an answer, a limit or the person ends it."""
+        for number in count(1):
+            self.front.request_sent()
+            response = self.model.respond(self.history, self.front.text)
             calls = check_items(response.output)
             if not calls:
-                self._history.answer(**response.fields())
+                self.history.answer(**response.fields())
                 return "answered"
-            self._history.save("model_response", **response.fields())
-            if number == REQUESTS_PER_TURN or len(self._history.turn.call_ids) > CALLS_PER_TURN:
+            self.history.save("model_response", **response.fields())
+            if number == REQUESTS_PER_TURN or len(self.history.turn.call_ids) > CALLS_PER_TURN:
                 return "limit"
-            for call in self._history.turn.calls:
+            for call in self.history.turn.calls:
                 if not self._handle(call):
                     return "leave"
-        raise AssertionError("the last request returns above")
 
     def _handle(self, call: Call) -> bool:
         """Gives one call its result; False when the person leaves instead."""
@@ -1933,21 +1794,22 @@ class Agent:
             result = {"status": "unknown_tool", "output": f"There is no tool {call.name[:80]!r}; the only one is bash."}
             return self._finish(call, result)
         try:
-            operation = prepare(call.arguments, self._cwd, self._home)
+            operation = prepare(call.arguments, self.cwd, self.home)
         except ValueError as error:
             return self._finish(call, {"status": "invalid_arguments", "output": str(error)})
-        decision = self._front.approve(operation)
+        decision = self.front.approve(operation)
         if decision == "leave":
             return False
         if decision != "yes":
             return self._finish(call, {"status": "denied", "output": "The user denied this operation. It was not executed."})
         arguments = {"command": operation.command}
-        self._history.save("tool_start", call_id=call.call_id, name=call.name, arguments=arguments, cwd=operation.cwd)
-        return self._finish(call, self._run(operation))
+        self.history.save("tool_start", call_id=call.call_id, name=call.name, arguments=arguments, cwd=operation.cwd)
+        return self._finish(call, self.run(operation))
 
     def _finish(self, call: Call, result: dict[str, Any]) -> bool:
-        self._history.save("tool_result", call_id=call.call_id, result=result)
-        self._front.result(result)
+        """Saves a result before anybody sees it."""
+        self.history.save("tool_result", call_id=call.call_id, result=result)
+        self.front.result(result)
         return True
 
 
@@ -1961,12 +1823,8 @@ Mino - Chapter 04: Recovering Tool Turns
 History is restored on startup. Bash commands require approval. Use /exit, Ctrl+D, or Ctrl+C to quit.
 """
 
-PROMPTS = {
-    "base_url": "API URL [https://api.openai.com/v1]: ",
-    "model": "Model: ",
-    "api_key": "API Key (input hidden): ",
-}
 DEFAULT_URL = "https://api.openai.com/v1"
+PROMPTS = {"base_url": f"API URL [{DEFAULT_URL}]: ", "model": "Model: ", "api_key": "API Key (input hidden): "}
 
 UNKNOWN_WARNING = (
     "A previous command started, but its result is unknown. It may have changed files or external systems. "
@@ -2045,32 +1903,29 @@ class Terminal:
 
     # Lines and questions.
 
-    def start_editing(self, questions: Any) -> None:
-        """Up recalls earlier questions from now on, and a paste of several lines is one message."""
-        if self._editor():
-            if os.environ.get("TERM", "dumb") != "dumb":
-                self._bind("set enable-bracketed-paste on")  # with which readline prints a newline at Ctrl+D:
-                self._newline_at_eof = getattr(self._readline, "_READLINE_RUNTIME_VERSION", 0) >= 0x801
-            for text in questions:
-                self._recall(text)
-
-    def _recall(self, text: str) -> None:
-        if self._editor():
-            self._readline.add_history(clean(text))
-
-    def _editor(self) -> Any:
-        """The readline module, None where there is no terminal, or no readline: then the terminal's own editing has to do."""
-        if self.interactive and self._readline is None:
+    def start_editing(self) -> None:
+        """Lines are edited by readline from now on; where there is none, the terminal's own editing has to do."""
+        if self.interactive:
             try:
                 import readline
             except ImportError:
-                self._readline = False
-            else:
-                self._readline = readline
-                readline.set_auto_history(False)
-                # In set-up the lines of a paste answer one question each. Bytes above 127 are letters, also under LANG=C.
-                self._bind("set enable-bracketed-paste off", "set convert-meta off", "set input-meta on", "set output-meta on")
-        return self._readline or None
+                return
+            self._readline = readline
+            readline.set_auto_history(False)
+            # In set-up the lines of a paste answer one question each. Bytes above 127 are letters, also under LANG=C.
+            self._bind("set enable-bracketed-paste off", "set convert-meta off", "set input-meta on", "set output-meta on")
+
+    def start_chat(self, questions: Any) -> None:
+        """Up recalls earlier questions from now on, and a paste of several lines is one message."""
+        if self._readline and os.environ.get("TERM", "dumb") != "dumb":
+            self._bind("set enable-bracketed-paste on")  # with which readline prints a newline at Ctrl+D:
+            self._newline_at_eof = getattr(self._readline, "_READLINE_RUNTIME_VERSION", 0) >= 0x801
+        for text in questions:
+            self._recall(text)
+
+    def _recall(self, text: str) -> None:
+        if self._readline:
+            self._readline.add_history(clean(text))
 
     def _bind(self, *settings: str) -> None:
         if "libedit" not in (self._readline.__doc__ or ""):
@@ -2079,7 +1934,7 @@ class Terminal:
 
     def _read_line(self, read: Callable[[str], str], prompt: str) -> str:
         """read(prompt), asked again with what was typed so far after Ctrl+Z and `fg`. Raises EOFError."""
-        editor = self._editor()
+        editor = self._readline
         draft = ""
         while True:
             if editor:
@@ -2126,7 +1981,7 @@ class Terminal:
                 line = self._read_line(input, "You> ")
             except EOFError:
                 return None
-            if len(line) > LINE_BYTES or len(line.encode("utf-8", "surrogateescape")) > LINE_BYTES:
+            if len(line.encode("utf-8", "surrogateescape")) > LINE_BYTES:
                 raise MinoError(f"The line is longer than {LINE_BYTES >> 20} MiB; nothing was sent.")
             if has_surrogate(line):
                 raise MinoError("The input is not valid UTF-8; nothing was sent.")
@@ -2141,7 +1996,7 @@ class Terminal:
         while True:
             try:
                 text = self._read_line(hidden_line if name == "api_key" else input, PROMPTS[name])
-                return check(DEFAULT_URL if name == "base_url" and is_blank(text) else text)
+                return check(DEFAULT_URL if name == "base_url" and not text.strip() else text)
             except UnicodeDecodeError:
                 self.error(f"The {name} is not valid UTF-8.")
             except MinoError as error:
@@ -2228,8 +2083,6 @@ def is_yes(answer: str) -> bool:
 
 def width(text: str) -> int:
     """The columns that a line takes, wide characters counted as two."""
-    if text.isascii():
-        return len(text)
     import unicodedata
 
     return sum(1 + (unicodedata.east_asian_width(char) in "WF") for char in text)
@@ -2352,12 +2205,17 @@ def start_up(arguments: list[str], terminal: Terminal, signals: Signals) -> int:
     if not any(finder.find_spec("requests", None) for finder in sys.meta_path):
         terminal.notice(NEEDS_REQUESTS)
         return 1
-    paths = mino_paths(os.environ.get("HOME", ""))
+    home = os.environ.get("HOME", "")
+    if not os.path.isabs(home):
+        raise MinoError("HOME must be set to an absolute path: Mino keeps its files in ~/.mino.")
+    root = os.path.join(home, ".mino")
+    config, soul, lock, sessions = (os.path.join(root, name) for name in ("config.json", "SOUL.md", "sessions.lock", "sessions"))
     cwd = working_directory()
-    private_directory(paths.root)
-    private_directory(paths.sessions)
+    private_directory(root)
+    private_directory(sessions)
+    terminal.start_editing()
     try:
-        settings = load_settings(paths.config, terminal.ask_setting)
+        settings = load_settings(config, terminal.ask_setting)
     except EOFError:
         terminal.line("Setup cancelled.")
         return 0
@@ -2365,9 +2223,9 @@ def start_up(arguments: list[str], terminal: Terminal, signals: Signals) -> int:
         terminal.last_words = "Setup cancelled.\n"
         raise
     redact = terminal.redact = Redactor(settings.api_key)
-    instructions = load_instructions(paths.soul)
-    lock_sessions(paths.lock)  # held for as long as the process lives
-    history = open_session(paths.sessions, signals)
+    instructions = load_instructions(soul)
+    lock_sessions(lock)  # held for as long as the process lives
+    history = open_session(find_session(sessions), signals)
     for text in history.notices:
         terminal.notice(text)
     if history.unacknowledged:
@@ -2376,10 +2234,9 @@ def start_up(arguments: list[str], terminal: Terminal, signals: Signals) -> int:
             return 0
         history.acknowledge()
     model = Model(settings, instructions, [BASH_TOOL], signals, redact)
-    front = Front(terminal.request_sent, terminal.text, terminal.approve, terminal.result)
-    agent = Agent(history, model, front, lambda operation: execute(operation, signals, redact), cwd, paths.home)
+    agent = Agent(history, model, terminal, lambda operation: execute(operation, signals, redact), cwd, home)
     terminal.line(BANNER)
-    terminal.start_editing(history.questions)
+    terminal.start_chat(history.questions)
     chat(agent, terminal)
     return 0
 
