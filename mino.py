@@ -835,7 +835,12 @@ class History:
         return self._sent + [self._input(self._turn_at, self._size)]
 
     def _input(self, start: int, end: int) -> bytes:
-        return turn_input(os.pread(self._fd, end - start, start).decode().split("\n")[:-1])
+        """The input items of the turn that stands there in the file."""
+        try:
+            data = os.pread(self._fd, end - start, start)
+        except OSError as error:
+            raise StorageError(f"{self.path}: {error.strerror}. It cannot be read any more; the next start checks it.") from None
+        return turn_input(data.decode().split("\n")[:-1])
 
     def _check_unchanged(self) -> None:
         """Raises StorageError when another program wrote into the file: what is known of it holds no more."""
@@ -1360,6 +1365,7 @@ class Model:
 
         try:
             session = new_session()
+            from urllib3.exceptions import HTTPError  # some of its errors pass through requests as they are
         except ImportError as error:
             raise RequestError(f"{NEEDS_REQUESTS} ({self._redact.line(str(error))})") from None
         url = self._settings.base_url + "/responses"
@@ -1385,7 +1391,7 @@ class Model:
             return stream
         except BaseException as error:
             session.close()
-            if isinstance(error, (OSError, ValueError)):  # ValueError: a URL in the proxy settings that is none
+            if isinstance(error, (OSError, HTTPError, ValueError)):  # ValueError: a URL in the proxy settings that is none
                 raise RequestError(connection_error(error, url)) from None
             raise
 
