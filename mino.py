@@ -646,7 +646,7 @@ def check_items(items: list) -> list[dict]:
                 raise ValueError("a function call is not completed")
             calls.append(item)
         elif kind != "reasoning":
-            raise ValueError(f"an output item has the unsupported type {str(kind)[:40]!r}")
+            raise ValueError(f"an output item has the unsupported type {str(kind)[:ERROR_CHARACTERS]!r}")
     return calls
 
 
@@ -837,10 +837,10 @@ class History:
     def _input(self, start: int, end: int) -> bytes:
         """The input items of the turn that stands there in the file."""
         try:
-            data = os.pread(self._fd, end - start, start)
-        except OSError as error:
-            raise StorageError(f"{self.path}: {error.strerror}. It cannot be read any more; the next start checks it.") from None
-        return turn_input(data.decode().split("\n")[:-1])
+            return turn_input(os.pread(self._fd, end - start, start).decode().split("\n")[:-1])
+        except (OSError, ValueError, KeyError):  # the latter two: another program wrote there
+            self._broken = True
+            raise StorageError(f"{self.path} cannot be read as it was written any more; the next start checks it.") from None
 
     def _check_unchanged(self) -> None:
         """Raises StorageError when another program wrote into the file: what is known of it holds no more."""
@@ -1182,7 +1182,7 @@ class Answer:
             try:
                 shown += self._take(name, data)
             except ValueError as error:
-                self._fail(f"The service sent an invalid response: {error}.")
+                self._fail(f"The service sent an invalid response: {self._redact.line(str(error))}.")
             if self.ended:
                 break
         return shown
@@ -1366,7 +1366,7 @@ class Model:
         try:
             session = new_session()
             from urllib3.exceptions import HTTPError  # some of its errors pass through requests as they are
-        except ImportError as error:
+        except (ImportError, OSError) as error:  # OSError: no descriptor is left to open its files with
             raise RequestError(f"{NEEDS_REQUESTS} ({self._redact.line(str(error))})") from None
         url = self._settings.base_url + "/responses"
         try:
@@ -1488,7 +1488,7 @@ class Stream:
         import zlib
 
         if self._refused:
-            raise RequestError(f"The service compressed its answer with {clean(self._refused)[:40]}, which was not asked for.")
+            raise RequestError(f"The service compressed its answer with {self._refused[:ERROR_CHARACTERS]}, which was not asked for.")
         try:
             while True:
                 data = (self._gzip and self._gzip.unconsumed_tail) or self._receive()
@@ -1797,7 +1797,7 @@ class Agent(NamedTuple):
     def _handle(self, call: Call) -> bool:
         """Gives one call its result; False when the person leaves instead."""
         if call.name != BASH_TOOL["name"]:
-            result = {"status": "unknown_tool", "output": f"There is no tool {call.name[:80]!r}; the only one is bash."}
+            result = {"status": "unknown_tool", "output": "There is no tool of this name; the only one is bash."}
             return self._finish(call, result)
         try:
             operation = prepare(call.arguments, self.cwd, self.home)
@@ -1931,7 +1931,10 @@ class Terminal:
 
     def _recall(self, text: str) -> None:
         if self._readline:
-            self._readline.add_history(clean(text))
+            try:
+                self._readline.add_history(clean(text))
+            except UnicodeEncodeError:  # LC_ALL=C, or a locale that is not installed: readline takes bytes
+                self._readline.add_history(clean(text).encode().decode("ascii", "surrogateescape"))
 
     def _bind(self, *settings: str) -> None:
         if "libedit" not in (self._readline.__doc__ or ""):
@@ -1973,6 +1976,10 @@ class Terminal:
             signal.signal(signal.SIGTSTP, stop)
         try:
             return self._signals.wait(read, prompt)
+        except SystemError as error:  # input() ran the tick while Stopped was set
+            if isinstance(error.__cause__, Stopped):
+                raise error.__cause__ from None
+            raise
         finally:
             if self._job_control:
                 signal.signal(signal.SIGTSTP, signal.SIG_DFL)
@@ -2056,10 +2063,14 @@ class Terminal:
         """A line with the size of a panel that is taller than the screen."""
         if not self.interactive:
             return []
-        columns, rows = os.get_terminal_size(1)
-        if not columns or sum(1 + (width(line) - 1) // columns for line in lines) < rows:
+        try:
+            columns, rows = os.get_terminal_size(1)
+        except OSError:
+            return []  # the terminal is gone, as the next write will tell
+        printed = [self._encode(line) for line in lines]
+        if not columns or sum(screen_rows(line.decode(self._encoding, "replace"), columns) for line in printed) < rows:
             return []
-        size = sum(len(line.encode("utf-8", "replace")) + 1 for line in lines)
+        size = sum(len(line) + 1 for line in printed)
         return [f"(This panel is taller than the screen: {len(lines)} lines, {size} bytes. Scroll up to read all of it.)"]
 
     def result(self, result: dict[str, Any]) -> None:
@@ -2087,11 +2098,17 @@ def is_yes(answer: str) -> bool:
     return answer.strip().lower() in ("y", "yes")
 
 
-def width(text: str) -> int:
-    """The columns that a line takes, wide characters counted as two."""
+def screen_rows(text: str, columns: int) -> int:
+    """The rows that a line takes; a wide character that does not fit at the end of one begins the next."""
     import unicodedata
 
-    return sum(1 + (unicodedata.east_asian_width(char) in "WF") for char in text)
+    rows, column = 1, 0
+    for char in text:
+        wide = 1 + (unicodedata.east_asian_width(char) in "WF")
+        if column + wide > columns:
+            rows, column = rows + 1, 0
+        column += wide
+    return rows
 
 
 def write_all(fd: int, data: bytes) -> None:
