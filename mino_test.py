@@ -1720,6 +1720,7 @@ def test_a_program_talks_to_a_terminal(tmp_path: Path, program: Path) -> None:
         mino.resize(60, 10)
         mino.ask("again")
         mino.expect("got 'again' 60")
+        mino.expect("You> ")
         assert mino.screen().splitlines()[1:] == ["You> 牛奶", "got '牛奶' 40", "You> again", "got 'again' 60", "You>"]
         mino.ask("/exit")
         assert mino.wait() == 3
