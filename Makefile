@@ -1,6 +1,7 @@
 # make demo   talk with a practice model: no key, nothing leaves this machine
 # make run    start Mino for real
 # make test   run the test suite
+# make bench  print the speed table; fails where a limit does not hold
 #
 # Each makes .venv first when it is missing, or was made by another interpreter: make test PYTHON=python3.9
 
@@ -9,7 +10,7 @@ VENV := .venv
 STAMP := $(VENV)/made-by
 WHO := import sys; print(sys.executable, sys.version.split()[0])
 
-.PHONY: demo run test setup
+.PHONY: demo run test bench setup
 
 # The end of a chat by a signal is no error of make's.
 CHAT_ENDED := case $$? in 129|130|137|143) ;; *) exit 1 ;; esac
@@ -22,6 +23,9 @@ run: setup
 
 test: setup
 	@$(VENV)/bin/python mino_test.py test $(ARGS)
+
+bench: setup
+	@$(VENV)/bin/python mino_test.py bench
 
 setup:
 	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON) here; name another one: make PYTHON=python3.11" >&2; exit 1; }

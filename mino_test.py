@@ -30,7 +30,8 @@ Contents
     20. Tests: the agent loop
     21. Tests: the bash tool
     22. Tests: interruptions
-    23. Running this file
+    23. The speed table
+    24. Running this file
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ import json
 import os
 import random
 import re
+import resource
 import select
 import shlex
 import shutil
@@ -54,6 +56,7 @@ import ssl
 import struct
 import subprocess
 import sys
+import tempfile
 import termios
 import threading
 import time
@@ -6453,7 +6456,191 @@ def test_a_signal_at_any_line_leaves_things_in_order(
     assert sweep_signals(tmp_path, range(step // 2, turn_lines, step), *signums) == []
 
 
-# ---- 23. Running this file ------------------------------------------------------------------------------------------
+# ---- 23. The speed table --------------------------------------------------------------------------------------------
+# `python mino_test.py bench`: what Mino takes, against what a reference takes in the same run on the same machine. CPU
+# times are those of this process, so the services it reads from are forks; each figure is the median of several runs.
+
+BENCH_RUNS = 5
+
+
+class Row(NamedTuple):
+    """One line of the table; figures in milliseconds, but for memory, which is in MiB."""
+
+    what: str
+    figure: float
+    reference: float
+    limit: float
+
+
+def bench() -> int:
+    """Print the table; returns 1 where a limit does not hold."""
+    with tempfile.TemporaryDirectory() as place:
+        session = make_session(Path(place) / f"{SESSION}.jsonl")
+        rows = [bench_start(Path(place)), *bench_events(Path(place)), bench_opening(session), bench_append(session),
+                bench_memory(session), bench_body(session)]
+    print(f"{'what':<46}{'figure':>10}{'against':>10}{'ratio':>8}{'limit':>7}")
+    for row in rows:
+        ratio = row.figure / row.reference
+        verdict = "" if ratio <= row.limit else "  does not hold"
+        print(f"{row.what:<46}{row.figure:>10.2f}{row.reference:>10.2f}{ratio:>8.2f}{row.limit:>7.1f}{verdict}")
+    return int(any(row.figure > row.limit * row.reference for row in rows))
+
+
+def median_of(measure: Callable[[], float], runs: int = BENCH_RUNS) -> float:
+    """The median of several runs."""
+    return sorted(measure() for _ in range(runs))[runs // 2]
+
+
+def cpu_of(action: Callable[[], Any]) -> float:
+    """The CPU time in milliseconds that this process takes for an action."""
+    began = time.process_time()
+    action()
+    return (time.process_time() - began) * 1000
+
+
+def make_session(path: Path) -> Path:
+    """A session of 100,002 records and some 50 MiB: questions, answers and their items, of a few hundred letters."""
+    words = "It works like this: step {}, then rest, and so on, in plain words and some 中文. "
+    with open(path, "wb") as file:
+        for n in range(33_334):
+            item = message_item(words.format(n) * 4)
+            turn = f"{n:032x}"
+            records = [user(words.format(n) * 5, turn), response(item, turn=turn), end(turn=turn)]
+            file.writelines(mino.encode_json(record) + b"\n" for record in numbered(*records, first=3 * n + 1))
+    path.chmod(0o600)
+    return path
+
+
+def opened(session: Path) -> mino.History:
+    """A session as Mino has it open."""
+    history = mino.History(str(session))
+    history.load()
+    return history
+
+
+def bench_start(place: Path) -> Row:
+    """From start to the prompt, where the end of input ends it."""
+    home = Home(place).configure("http://127.0.0.1:9/v1", key="")
+
+    def cpu(*command: str) -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *command], env=_environment(home, None), cwd=home.work, check=True,
+                       stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1000
+
+    cpu(str(MINO))  # the first start makes its files
+    return Row("start to the prompt", median_of(lambda: cpu(str(MINO)), 15), median_of(lambda: cpu("-c", "pass"), 15), 4)
+
+
+def bench_events(place: Path) -> List[Row]:
+    """Text events in a burst, and one by one in chunks."""
+    rows = []
+    for what, count, chunked, limit in (("20,000 text events in a burst", 20_000, False, 1.5),
+                                        ("3,000 text events one by one, chunked", 3_000, True, 2.5)):
+        pieces = [sse(delta(f" word{n}", logprobs=[], sequence_number=n)) for n in range(count)]
+        pieces.append(sse(completed(message_item("Done."))))
+        rows.append(Row(what, median_of(lambda: cpu_of_mino(place, pieces, chunked)),
+                        median_of(lambda: cpu_of_reading(pieces, chunked)), limit))
+    return rows
+
+
+def serve_in_a_fork(pieces: List[bytes], chunked: bool, headers: bool) -> Tuple[int, int]:
+    """The port of a service that sends the pieces to one client, and its process."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        pid = os.fork()
+        if pid == 0:
+            client, _ = listener.accept()
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if headers:
+                request = b""
+                while not request.endswith(b"]}"):
+                    request += client.recv(65536)
+                client.sendall(ok(b"").replace(b"Connection: close", b"Transfer-Encoding: chunked") if chunked else ok(b""))
+            framed = [b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces] + [b"0\r\n\r\n"] if chunked else pieces
+            for piece in framed if chunked else [b"".join(framed)]:
+                client.sendall(piece)
+                select.select([], [], [], 0.0003 if chunked else 0)  # so that each is read by itself
+            os._exit(0)
+        return listener.getsockname()[1], pid
+
+
+def cpu_of_mino(place: Path, pieces: List[bytes], chunked: bool) -> float:
+    """What Mino takes for a response, its text written to /dev/null."""
+    import requests  # noqa: F401  imported once, at the first request
+
+    path = place / f"{uuid.uuid4().hex}.jsonl"
+    path.touch(0o600)
+    history, signals = opened(path), mino.Signals()
+    history.begin("Hi")
+    port, pid = serve_in_a_fork(pieces, chunked, headers=True)
+    model = mino.Model(mino.Settings(f"http://127.0.0.1:{port}/v1", "tiny", ""), "Be brief.", [], signals, mino.Redactor(""))
+    with open(os.devnull, "wb") as null:
+        taken = cpu_of(lambda: model.respond(history, lambda text: signals.wait(
+            mino.write_all, null.fileno(), mino.clean(text).encode())))
+    os.waitpid(pid, 0)
+    return taken
+
+
+def cpu_of_reading(pieces: List[bytes], chunked: bool) -> float:
+    """What json.loads and write take for the same lines."""
+    port, pid = serve_in_a_fork(pieces, chunked, headers=False)
+    with socket.create_connection(("127.0.0.1", port)) as client, client.makefile("rb") as lines, open(os.devnull, "w") as null:
+
+        def read() -> None:
+            for line in lines:
+                if line.startswith(b"data: "):
+                    null.write(json.loads(line[6:]).get("delta", ""))
+                    null.flush()
+
+        taken = cpu_of(read)
+    os.waitpid(pid, 0)
+    return taken
+
+
+def bench_opening(session: Path) -> Row:
+    """Opening, against json.loads of each line."""
+    lines = session.read_bytes().splitlines(keepends=True)
+    reference = median_of(lambda: cpu_of(lambda: deque(map(json.loads, lines), 0)))
+    del lines
+    return Row("opening 100,002 records", median_of(lambda: cpu_of(lambda: opened(session))), reference, 1.5)
+
+
+def bench_append(session: Path) -> Row:
+    """An append to a long session, and to an empty one, in turns; the time on the clock, since the disk is waited for."""
+    long, short = session.with_name("long.jsonl"), session.with_name("short.jsonl")
+    shutil.copyfile(session, long)
+    short.touch(0o600)
+    histories = opened(long), opened(short)
+    taken: Tuple[List[float], List[float]] = ([], [])
+    for _ in range(200):
+        for history, times in zip(histories, taken):
+            began = time.perf_counter()
+            history.begin("What now?")
+            times.append((time.perf_counter() - began) * 1000)
+            history.close_turn("failed")
+    return Row("an append after them", *(sorted(times)[len(times) // 2] for times in taken), 1.1)
+
+
+def bench_memory(session: Path) -> Row:
+    """The memory of a process that has the session open."""
+    code = f"import resource, mino; history = mino.History({str(session)!r}); history.load(); " \
+           "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    told = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, cwd=HERE).stdout
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return Row("memory with them open (MiB)", int(told) * unit / 2**20, session.stat().st_size / 2**20, 3)
+
+
+def bench_body(session: Path) -> Row:
+    """The input of a request from the second on, against json.dumps of the same."""
+    history = opened(session)
+    history.begin("What now?")
+    value = json.loads(b"[" + b",".join(history.context()) + b"]")
+    return Row("the body of a later request", median_of(lambda: cpu_of(lambda: b",".join(history.context()))),
+               median_of(lambda: cpu_of(lambda: json.dumps(value))), 0.2)
+
+
+# ---- 24. Running this file ------------------------------------------------------------------------------------------
 # `python mino_test.py`: the practice service on this machine, and Mino with it, in a home that stays for next time.
 # Signals reach Mino as they would without us; its exit status is ours. `python mino_test.py test`: the suite.
 
@@ -6510,8 +6697,10 @@ def main(arguments: List[str]) -> int:
     """Practise, or run the tests with what pytest is to be told besides."""
     if arguments and arguments[0] == "test":
         return run_suite(arguments[1:])
+    if arguments == ["bench"]:
+        return bench()
     if arguments:
-        print("usage: python mino_test.py [test [PYTEST ARGUMENTS]]", file=sys.stderr)
+        print("usage: python mino_test.py [bench | test [PYTEST ARGUMENTS]]", file=sys.stderr)
         return 2
     return practise()
 
