@@ -90,6 +90,7 @@ STREAM_BYTES = 8 << 20  # of one response, decoded
 ERROR_BODY_BYTES = 64 << 10  # of a refused request, read for its message
 READ_BYTES = 64 << 10  # at most, from a socket or a pipe at once
 INSTRUCTIONS_BYTES = 64 << 10
+LOAD_BYTES = 1 << 20  # of a session file at once: fewer reads than the default
 RECORD_BYTES = 16 << 20
 FILE_BYTES = 64 << 20
 RESULT_BYTES = 400  # of a closing record, without its call_id
@@ -933,6 +934,8 @@ class History:
             raise RecordError("text is blank or no valid Unicode, or an answer has calls")
         step = "response with calls" if calls else "answer" if record["kind"] == "model_response" else record["kind"]
         state = self._next(turn, step)
+        if not calls:
+            return Turn(state, turn.turn_id, (), 0, turn.call_ids, "", turn.unknown)
         call_ids = turn.call_ids.union(join_surrogates(item["call_id"]) for item in calls)  # as sent
         if len(call_ids) != len(turn.call_ids) + len(calls):
             raise RecordError("a call_id is repeated within the turn")
@@ -1014,7 +1017,7 @@ class History:
         number = 0
         gc.disable()  # nothing here is garbage, and looking for it takes half the time
         try:
-            with open(self._fd, "rb", closefd=False) as file:
+            with open(self._fd, "rb", LOAD_BYTES, closefd=False) as file:
                 for number, line in enumerate(file, 1):
                     if line[-1] != 10:
                         return self._size
@@ -1127,6 +1130,9 @@ class EventParser:
     def _lines(self, lines: list[str]) -> list[tuple[str, str]]:
         events = []
         for line in lines:
+            if line.startswith("data: "):  # nearly every line of a stream that is not blank
+                self._data.append(line[6:])
+                continue
             name, _, value = line.partition(":")
             if name == "data":
                 self._data.append(value.removeprefix(" "))
