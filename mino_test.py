@@ -1720,12 +1720,13 @@ def test_a_program_talks_to_a_terminal(tmp_path: Path, program: Path) -> None:
         mino.expect("ready /dev/")
         mino.ask("牛奶")
         mino.expect("got '牛奶' 40")
+        mino.expect("You> ")
         mino.resize(60, 10)
-        mino.ask("again")
+        mino.line("again")
         mino.expect("got 'again' 60")
         mino.expect("You> ")
         assert mino.screen().splitlines()[1:] == ["You> 牛奶", "got '牛奶' 40", "You> again", "got 'again' 60", "You>"]
-        mino.ask("/exit")
+        mino.line("/exit")
         assert mino.wait() == 3
 
 
