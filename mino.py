@@ -334,7 +334,6 @@ class Signals:
     def _note(self, signum: int, frame: Any) -> None:
         if self.noted is None:
             self.noted = signum
-            self._raised_at = 0.0
         self._tick(signum, frame)
 
     def _tick(self, signum: int, frame: Any) -> None:
@@ -934,7 +933,7 @@ class History:
             raise RecordError("text is blank or no valid Unicode, or an answer has calls")
         step = "response with calls" if calls else "answer" if record["kind"] == "model_response" else record["kind"]
         state = self._next(turn, step)
-        if not calls:
+        if not calls:  # most responses of a long session, and _replace takes its time
             return Turn(state, turn.turn_id, (), 0, turn.call_ids, "", turn.unknown)
         call_ids = turn.call_ids.union(join_surrogates(item["call_id"]) for item in calls)  # as sent
         if len(call_ids) != len(turn.call_ids) + len(calls):
@@ -1879,14 +1878,18 @@ class Terminal:
         """Text as the output can carry it; the escapes of what it cannot are those of `quote`."""
         return text.encode(self._encoding, "backslashreplace")
 
+    def start_line(self) -> None:
+        """Leaves the cursor at column 0."""
+        if not self._column_0:
+            self.write("\n")
+
     def line(self, text: str) -> None:
         """Text on lines of its own."""
         self.write(("" if self._column_0 else "\n") + text + ("" if text.endswith("\n") else "\n"))
 
     def notice(self, text: str) -> None:
         """A line on standard error, in order with standard output."""
-        if not self._column_0:
-            self.write("\n")
+        self.start_line()
         try:
             self._signals.wait(write_all, 2, self._encode(self.redact(clean(text)) + "\n"))
         except OSError:
@@ -1994,8 +1997,7 @@ class Terminal:
         """The next line typed at `You> `, None at the end of input; raises MinoError for one that cannot be sent."""
         self.write("\n" if self._column_0 else "\n\n")
         while True:
-            if not self._column_0:
-                self.write("\n")
+            self.start_line()
             try:
                 line = self._read_line(input, "You> ")
             except EOFError:
@@ -2029,8 +2031,7 @@ class Terminal:
             write_all(1, self._encode(prompt))
             return read_answer()
 
-        if not self._column_0:
-            self.write("\n")
+        self.start_line()
         try:
             return self._read_line(read, question)
         except EOFError:
