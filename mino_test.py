@@ -30,8 +30,9 @@ Contents
     20. Tests: the agent loop
     21. Tests: the bash tool
     22. Tests: interruptions
-    23. The speed table
-    24. Running this file
+    23. Tests: the promises
+    24. The speed table
+    25. Running this file
 """
 
 from __future__ import annotations
@@ -6448,16 +6449,196 @@ def test_the_first_lines_of_main_know_ctrl_c(tmp_path: Path) -> None:
     assert sweep_signals(tmp_path, [2, 4, 6], signal.SIGINT) == []
 
 
+# ---- 23. Tests: the promises ----------------------------------------------------------------------------------------
+# One test for each promise in the docstring of mino.py, with the promise's number and words for its name: what a reader
+# of the list would try. The sections above test how each is kept, and where it could break.
+
+
+def ended(mino: Mino, decision: str = "") -> int:
+    """The status after an answer, if one is due, and `/exit` at the prompt."""
+    if decision:
+        mino.line(decision)
+    mino.ask("/exit")
+    return mino.wait()
+
+
+def test_each_promise_has_the_test_of_its_name() -> None:
+    promised = re.findall(r"^    (P\d)  ", mino.__doc__ or "", re.MULTILINE)
+    tested = re.findall(r"^def test_(p\d)_", Path(__file__).read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(promised) == 9 and [name.upper() for name in tested] == promised
+
+
+def test_p1_nothing_runs_unless_a_person_has_read_and_approved_exactly_that_command(home: Home, service: Service) -> None:
+    hold = Hold()
+    service.script(calls(["touch a", "touch b; \u202ec hcuot #", "touch d"])._replace(before=hold), answer("Well."))
+    with Mino(home) as mino:
+        mino.ask("Touch.")
+        hold.wait()
+        mino.type("y\ry\ry\r")  # before anything could be read
+        hold.release()
+        mino.expect('Command: "touch a"\n')
+        approve_next(mino, "")
+        mino.expect('Command: "touch b; \\u202ec hcuot #"\n')
+        approve_next(mino, "yes, but")
+        mino.expect('Command: "touch d"\n')
+        approve_next(mino)
+        assert ended(mino) == 0
+    assert os.listdir(home.work) == ["d"]
+    service.script(call("touch e"), answer("Well."), answer("Y?"), answer("Y?"))
+    assert "Denied: approving a command needs an interactive terminal" in run_piped(home, b"Touch.\ny\ny\n").stderr
+    assert os.listdir(home.work) == ["d"]
+    assert [record["arguments"] for record in home.records() if record["kind"] == "tool_start"] == [{"command": "touch d"}]
+
+
+def test_p2_nothing_runs_twice_and_no_request_is_sent_twice(home: Home, service: Service) -> None:
+    hold = Hold()
+    service.script(call("echo x >> log"), Reply(before=hold), problem(503, "Later."), Reply([sse(delta("Half")), RESET]))
+    with Mino(home) as mino:
+        mino.ask("Append x.")
+        approve_next(mino)
+        hold.wait()
+        mino.signal(signal.SIGKILL)
+        mino.wait()
+    assert run_piped(home, b"Well?\nAnd now?\n").status == 0
+    assert (home.work / "log").read_text() == "x\n"
+    told = [request.body["input"] for request in service.requests]
+    assert len(told) == 4 and [items[-1].get("content", "-") for items in told] == ["Append x.", "-", "Well?", "And now?"]
+
+
+@pytest.mark.parametrize("fault", ["write", "short", "fsync"])
+def test_p3_a_record_is_checked_written_synced_and_only_then_believed(bare: Home, service: Service, fault: str) -> None:
+    bare.write_session(numbered(*rich()[:3]))
+    history, before = load(bare), bare.session.read_bytes()
+    for kind, fields in (("tool_start", {}), ("tool_result", {"call_id": "c2", "result": {"status": "denied", "output": ""}})):
+        with pytest.raises(mino.RecordError):
+            history.save(kind, **fields)
+        assert bare.session.read_bytes() == before and history.turn == load(bare).turn
+    bare.session.unlink()
+    service.script(call("touch ran"))
+    with Mino(bare.configure(service.url), env=faulty(bare, f"{fault}:2")) as run:  # of the response, which asks for a command
+        run.ask("Do it.")
+        run.expect(NEITHER)
+        assert run.wait() == 1 and "Approve" not in run.text
+    assert (bare.work / f"{fault}-2.log").read_text().split() == ["1", "sync", "1", *["sync"] * (fault == "fsync")]
+    assert not (bare.work / "ran").exists() and len(service.requests) == 1
+
+
+def test_p4_what_one_run_wrote_the_next_one_opens(home: Home, service: Service) -> None:
+    for n in range(3):
+        service.script(call("echo 牛奶"), answer(f"Said {n}."))
+        with Mino(home) as mino:
+            mino.ask(f"Say it {n}.")
+            approve_next(mino)
+            mino.expect(f"Said {n}.")
+            assert ended(mino) == 0
+    whole = home.session.read_bytes()
+    home.session.write_bytes(whole[:-30])
+    assert run_piped(home).status == 0 and home.recovery_copies[0].read_bytes() == whole[:-30]
+    mended = home.session.read_bytes()
+    assert mended.startswith(whole[:whole.rindex(b"\n", 0, -30) + 1]) and home.kinds()[-1] == "turn_end interrupted"
+    damaged = mended.replace(b'"seq":3', b'"seq":4')
+    home.session.write_bytes(damaged)
+    refused = run_piped(home, b"Hello?\n")
+    assert (refused.status, home.session.read_bytes(), len(home.recovery_copies)) == (1, damaged, 1)
+    assert f"{home.session}, line 3: " in refused.stderr
+
+
+@pytest.mark.parametrize("moment, told", [("question", "not_executed"), ("command", "unknown"), ("request", "completed")])
+def test_p5_after_a_crash_mino_says_what_is_known_about_a_command(
+        home: Home, service: Service, moment: str, told: str) -> None:
+    hold = Hold()
+    service.script(call(f"echo x >> log{'; sleep 60' * (moment == 'command')}"),
+                   *[Reply(before=hold)] * (moment == "request"), answer("I see."))
+    with Mino(home) as mino:
+        mino.ask("Append x.")
+        mino.expect(APPROVE)
+        if moment != "question":
+            mino.line("y")
+            hold.wait() if moment == "request" else until((home.work / "log").exists, "the command runs")
+        mino.signal(signal.SIGKILL)
+        mino.wait()
+    with Mino(home) as mino:
+        if told == "unknown":
+            mino.expect('Command: "echo x >> log; sleep 60"\n')
+            mino.expect(GATE)
+            mino.line("y")
+        mino.ask("What happened?")
+        mino.expect("I see.")
+        assert ended(mino) == 0 and (told == "unknown") == (GATE in mino.text)
+    sent = service.requests[-1].body["input"]
+    assert [json.loads(item["output"])["status"] for item in sent if item.get("type") == "function_call_output"] == [told]
+    assert (home.work / "log").exists() == (told != "not_executed")
+
+
+def test_p6_the_context_sent_is_a_function_of_the_file_alone(home: Home, service: Service, tmp_path: Path) -> None:
+    script = [calls(["echo 1", "cat"], reasoning=True), answer("Two."), problem(500, "No."), answer("Four.")]
+    service.script(*script, answer("Live."), answer("Again."), answer("Elsewhere."))
+    with Mino(home) as mino:
+        mino.ask("Run two.")
+        approve_next(mino)
+        approve_next(mino, "n")
+        for question in ("Fail.", "Speak.", "What do you know?"):
+            mino.ask(question)
+        mino.expect("Live.")
+        assert ended(mino) == 0
+    lines = home.session.read_bytes().split(b"\n")
+    before = b"\n".join(lines[:-4]) + b"\n"  # without the last turn
+    other = Home(tmp_path / "other").configure(service.url, model="large")
+    for place in (home, other):
+        place.write_session(before, home.session.stem)
+        assert run_piped(place, b"What do you know?\n").status == 0
+    sent = [request.raw[request.raw.index(b'"input":'):] for request in service.requests[-3:]]
+    assert sent[0] == sent[1] == sent[2] and service.requests[-1].body["model"] == "large"
+
+
+@pytest.mark.parametrize("ending", [
+    [incomplete("max_output_tokens", call_item("touch ran"))], [failed("Overloaded.")], [{"type": "error", "message": "No."}],
+    [{**incomplete("-", call_item("touch ran")), "type": "response.completed"}],
+    [completed(call_item("touch ran"), usage=None, instructions=None)["response"]], []],
+    ids=["incomplete", "failed", "error", "completed, but not its status", "completed, but no event", "cut"])
+def test_p7_a_response_that_was_not_completed_neither_runs_a_tool_nor_counts_as_an_answer(
+        home: Home, service: Service, ending: List[Dict[str, Any]]) -> None:
+    begun = events(message_item("I will touch."), call_item("touch ran"))[:-1]
+    service.script(stream(*begun, *ending), answer("Hello."))
+    with Mino(home) as mino:
+        mino.ask("Touch.")
+        mino.expect("Error: ")
+        mino.ask("Hello?")
+        mino.expect("Hello.\n")
+        assert ended(mino) == 0 and "I will touch." in mino.text and "Approve" not in mino.text
+    assert home.kinds()[:2] == ["user_message", "turn_end failed"] and os.listdir(home.work) == []
+    assert service.requests[1].body["input"] == [question_to("Hello?")]
+
+
 @pytest.mark.parametrize("signums, count", [([signal.SIGINT], 6), ([signal.SIGTERM, *[signal.SIGINT] * 9], 3),
                                             ([signal.SIGHUP], 3), ([signal.SIGKILL], 4)],
                          ids=["SIGINT", "SIGTERM and nine SIGINT", "SIGHUP", "SIGKILL"])
-def test_a_signal_at_any_line_leaves_things_in_order(
+def test_p8_a_signal_at_any_instruction_leaves_everything_in_order(
         tmp_path: Path, turn_lines: int, signums: List[int], count: int) -> None:
     step = turn_lines // count
     assert sweep_signals(tmp_path, range(step // 2, turn_lines, step), *signums) == []
 
 
-# ---- 23. The speed table --------------------------------------------------------------------------------------------
+def test_p9_nothing_foreign_reaches_the_screen_uncleaned_and_the_key_nobody(home: Home, service: Service) -> None:
+    foul = "\x1b]0;title\x07\x1b[2J\x9b31m\u202egnp.exe\u2066\u200b\U000e0041"
+    service.script(
+        call(f"env; printf '{foul}'; cat {home.config}", text=f"Look {foul}"), problem(500, f"{foul} {KEY} is wrong"),
+        stream(delta(foul), completed(message_item("Well."))))
+    with Mino(home) as mino:
+        mino.ask("Look.")
+        approve_next(mino)
+        mino.expect("Error: ")
+        mino.ask("And?")
+        assert ended(mino) == 0
+        shown = re.sub(r"\x1b\[\?2004[hl]\r?", "", mino.output.decode())  # readline's own: bracketed paste
+        assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]", shown)
+    result = home.records()[3]["result"]["output"]
+    assert KEY not in shown and result.count("[API key]") == 1 and foul in result  # kept, as it came
+    assert KEY not in home.session.read_text() and "Authorization" not in result
+    assert {line.split("=")[0] for line in result.split(foul)[0].splitlines()} <= {"PATH", "HOME", "LANG", "PWD", "SHLVL", "_"}
+
+
+# ---- 24. The speed table --------------------------------------------------------------------------------------------
 # `python mino_test.py bench`: what Mino takes, against what a reference takes in the same run on the same machine. CPU
 # times are those of this process, so the services it reads from are forks; each figure is the median of several runs.
 
@@ -6639,7 +6820,7 @@ def bench_body(session: Path) -> Row:
                median_of(lambda: cpu_of(lambda: json.dumps(value))), 0.2)
 
 
-# ---- 24. Running this file ------------------------------------------------------------------------------------------
+# ---- 25. Running this file ------------------------------------------------------------------------------------------
 # `python mino_test.py`: the practice service on this machine, and Mino with it, in a home that stays for next time.
 # Signals reach Mino as they would without us; its exit status is ours. `python mino_test.py test`: the suite.
 
