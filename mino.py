@@ -843,8 +843,9 @@ class History:
             raise StorageError(f"{self.path} cannot be read as it was written any more; the next start checks it.") from None
 
     def _check_unchanged(self) -> None:
-        """Raises StorageError when another program wrote into the file: what is known of it holds no more."""
-        if os.fstat(self._fd).st_size != self._size:
+        """Raises StorageError when another program wrote into the file, or removed it: what is known of it holds no more."""
+        now = os.fstat(self._fd)
+        if now.st_size != self._size or not now.st_nlink:
             self._broken = True
             raise StorageError(f"{self.path} was changed by another program. Nothing more is written; the next start checks it.")
 

@@ -5075,6 +5075,35 @@ def test_a_disk_that_is_full_in_truth_ends_the_chat(home: Home, service: Service
     assert home.session.stat().st_size == size and len(home.recovery_copies) == 1
 
 
+def edited(path: Path) -> None:
+    """Saved anew, as editors do it: under another name, which then takes the place of the old one."""
+    shutil.copy(path, path.with_suffix(".new"))
+    path.with_suffix(".new").replace(path)
+
+
+@pytest.mark.parametrize("change", [
+    lambda path: path.write_bytes(path.read_bytes() + b"\n"), lambda path: os.truncate(path, 9), Path.unlink, edited],
+    ids=["longer", "shorter", "removed", "edited"])
+@pytest.mark.parametrize("moment", ["prompt", "question"])
+def test_a_session_that_another_program_changes_ends_the_chat(
+        home: Home, service: Service, change: Callable[[Path], None], moment: str) -> None:
+    service.script(answer("Hi."), call("touch ran"))
+    with Mino(home) as run:
+        run.ask("Hello?")
+        run.expect("Hi.")
+        run.expect("You> ")
+        if moment == "question":
+            run.line("Do it.")
+            run.expect("[y/N] ")
+        path = home.session
+        change(path)
+        left = path.read_bytes() if path.exists() else b""
+        run.line("y")
+        run.expect("was changed by another program")
+        assert run.wait() == 1
+    assert not (home.work / "ran").exists() and (path.read_bytes() if path.exists() else b"") == left
+
+
 # Limits.
 
 def test_a_record_over_the_limit_is_an_ordinary_error(home: Home, service: Service, tmp_path: Path) -> None:
