@@ -2,6 +2,7 @@
 # make run    start Mino for real
 # make test   run the test suite
 # make bench  print the speed table; fails where a limit does not hold
+# make sweep  break one turn at each of its steps, in some minutes; fails where Mino does not do as it should
 #
 # Each makes .venv first when it is missing, or was made by another interpreter: make test PYTHON=python3.9
 
@@ -10,7 +11,7 @@ VENV := .venv
 STAMP := $(VENV)/made-by
 WHO := import sys; print(sys.executable, sys.version.split()[0])
 
-.PHONY: demo run test bench setup
+.PHONY: demo run test bench sweep setup
 
 # The end of a chat by a signal is no error of make's.
 CHAT_ENDED := case $$? in 129|130|137|143) ;; *) exit 1 ;; esac
@@ -26,6 +27,9 @@ test: setup
 
 bench: setup
 	@$(VENV)/bin/python mino_test.py bench
+
+sweep: setup
+	@$(VENV)/bin/python mino_test.py sweep
 
 setup:
 	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON) here; name another one: make PYTHON=python3.11" >&2; exit 1; }

@@ -31,8 +31,9 @@ Contents
     21. Tests: the bash tool
     22. Tests: interruptions
     23. Tests: the promises
-    24. The speed table
-    25. Running this file
+    24. The sweeps
+    25. The speed table
+    26. Running this file
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ import traceback
 import unicodedata
 import uuid
 import zlib
-from collections import deque
+from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Match, NamedTuple, Optional, Tuple, Union
 
@@ -4945,128 +4947,120 @@ def test_each_step_is_in_the_file_before_the_next_one(home: Home, service: Servi
 
 
 FAULTY = '''
-import errno, os
-kind, number = os.environ["FAULT"].split(":")
-number, count, write_really, sync_really = int(number), 0, os.write, os.fsync
-sessions = os.path.join(os.environ["HOME"], ".mino", "sessions")
+import errno, os, re, signal
+scope, kind, effect, number = os.environ["FAULT"].split(":")
+root, here = os.path.join(os.environ["HOME"], ".mino"), os.path.dirname(__file__)
+ours = re.compile(re.escape(root) + {"session": r"/sessions/[0-9a-f]{32}\\.jsonl", "any": r"(/.*)?"}[scope], re.DOTALL)
+paths, count = {}, 0
 
-def is_session(fd):
-    return os.fstat(fd).st_ino in [entry.inode() for entry in os.scandir(sessions) if len(entry.name) == 38]
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
 
-def log(what):
-    with open(os.environ["FAULT"].replace(":", "-") + ".log", "a") as file:
-        print(what, file=file)
+def wrapped(name, really):
+    def call(first, *args, **named):
+        global count
+        path = paths.get(first, "") if isinstance(first, int) else first
+        due = False
+        if ours.fullmatch(path):
+            with open(os.path.join(here, "log"), "a") as log:
+                print(name, *[bytes(args[0]).count(b"\\n")] if name == "write" else [], file=log)
+            count += name == kind
+            due = name == kind and count == int(number)
+        if due and effect == "kill-before":
+            die()
+        if due and effect in errno.errorcode.values():
+            raise OSError(getattr(errno, effect), os.strerror(getattr(errno, effect)))
+        if due and effect.startswith("half"):
+            args = (bytes(args[0])[:len(args[0]) // 2],)
+        found = really(first, *args, **named)
+        if due and effect.endswith(("half-kill", "kill-after")):
+            die()
+        if name == "open":
+            paths[found] = path
+        return found
+    return call
 
-def write(fd, data):
-    global count
-    if fd > 2 and is_session(fd):
-        count += 1
-        log(bytes(data).count(b"\\n"))
-        if count == number and kind == "write":
-            raise OSError(errno.ENOSPC, "full")
-        if count == number and kind == "short":
-            return write_really(fd, bytes(data)[:len(data) // 2])
-    return write_really(fd, data)
-
-def sync(fd):
-    if fd > 2 and is_session(fd):
-        log("sync")
-        if count == number and kind == "fsync":
-            raise OSError(errno.EIO, "broken")
-    sync_really(fd)
-
-os.write, os.fsync = write, sync
+for name in "open write pread fsync ftruncate fchmod mkdir chmod replace link unlink listdir".split():
+    setattr(os, name, wrapped(name, getattr(os, name)))
 '''
 
 
-def faulty(home: Home, fault: str) -> Dict[str, Optional[str]]:
-    """An environment in which a write to the session file fails, `write:3` the third; what happens is logged."""
-    (home.place / "faults").mkdir(exist_ok=True)
-    (home.place / "faults" / "sitecustomize.py").write_text(FAULTY)
-    return {"PYTHONPATH": str(home.place / "faults"), "FAULT": fault}
+def faulty(home: Home, fault: str = "session:::0") -> Dict[str, Optional[str]]:
+    """An environment in which one system call on a file of ~/.mino fails, by default none; all are logged.
+
+    `session:write:ENOSPC:3` is the third write to the session file, `any:open:EMFILE:1` the first opening of anything.
+    Instead of an error's name: `half`, which writes half and says so, `half-kill`, `kill-before` and `kill-after`.
+    """
+    faults = home.place / "faults"
+    faults.mkdir(exist_ok=True)
+    (faults / "sitecustomize.py").write_text(FAULTY)
+    paths = [str(faults), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(paths), "FAULT": fault}
+
+
+def logged(home: Home) -> List[str]:
+    """The calls of the faulty run in order; a write with its number of lines."""
+    return (home.place / "faults" / "log").read_text().splitlines()
+
+
+def appends(home: Home) -> List[str]:
+    """The writes and syncs among them."""
+    return [call for call in logged(home) if call.startswith(("write", "fsync"))]
 
 
 def test_an_append_is_one_write_of_whole_lines_and_a_sync(home: Home, service: Service) -> None:
     service.script(call("true"), answer("Hi."))
-    with Mino(home, env=faulty(home, "none:0")) as run:
+    with Mino(home, env=faulty(home)) as run:
         run.ask("Do it.")
         run.expect("[y/N] ")
         run.line("y")
         run.expect("Hi.")
         run.ask("/exit")
         assert run.wait() == 0
-    assert (home.work / "none-0.log").read_text().split() == ["1", "sync"] * 4 + ["2", "sync"]
+    assert appends(home) == ["write 1", "fsync"] * 4 + ["write 2", "fsync"]
 
 
-STEPS = ["user_message", "model_response", "tool_start", "tool_result completed", "model_response", "turn_end completed"]
-CLOSED = {  # how a start closes the turn after so many of these records
-    0: [], 1: ["turn_end interrupted"], 2: ["tool_result not_executed", "turn_end interrupted"],
-    3: ["tool_result unknown", "turn_end interrupted"], 4: ["turn_end interrupted"],
-    5: ["turn_end interrupted"], 6: []}
-
-
-@pytest.mark.parametrize("fault, saved", [("write", (0, 1, 2, 3, 4)), ("short", (0, 1, 2, 3, 4)), ("fsync", (1, 2, 3, 4, 6))])
-@pytest.mark.parametrize("point", [1, 2, 3, 4, 5])
-def test_after_a_storage_error_nothing_more_happens(home: Home, service: Service, point: int, fault: str,
-                                                    saved: Tuple[int, ...]) -> None:
-    service.script(call("echo ran >> marker"), answer("Hi."))
-    with Mino(home, env=faulty(home, f"{fault}:{point}")) as run:
-        run.ask("Do it.")
-        if point > 2:
-            run.expect("[y/N] ")
-            run.line("y")
-        run.expect(NEITHER)
-        assert run.wait() == 1 and "next start checks" in run.text and run.text.count("Approve") == (point > 2)
-    marker, requests = home.work / "marker", (0, 1, 1, 1, 2)[point - 1]
-    assert marker.exists() == (point > 3) and len(service.requests) == requests
-    assert home.kinds() == STEPS[:saved[point - 1]]
-    again = run_piped(home, b"/exit\n")
-    assert home.kinds() == STEPS[:saved[point - 1]] + CLOSED[saved[point - 1]]
-    assert (again.status, GATE_CLOSED in again.stderr) == ((1, True) if saved[point - 1] == 3 else (0, False))
-    assert len(home.recovery_copies) == (fault == "short") and len(service.requests) == requests
-    assert not marker.exists() or marker.read_text() == "ran\n"
-
-
-@pytest.mark.parametrize("fault", ["write", "short", "fsync"])
+@pytest.mark.parametrize("fault", ["write:ENOSPC", "write:half", "fsync:EIO"])
 def test_a_failed_turn_that_cannot_be_closed_ends_the_chat(home: Home, service: Service, fault: str) -> None:
     service.script(problem(500, "No."))
-    with Mino(home, env=faulty(home, f"{fault}:2")) as run:
+    with Mino(home, env=faulty(home, f"session:{fault}:2")) as run:
         run.ask("Hi?")
         run.expect(NEITHER)
         assert run.wait() == 1 and run.text.count("You> ") == 1
     assert run_piped(home, b"/exit\n").status == 0
-    assert home.kinds() == ["user_message", "turn_end failed" if fault == "fsync" else "turn_end interrupted"]
+    assert home.kinds() == ["user_message", "turn_end failed" if fault == "fsync:EIO" else "turn_end interrupted"]
 
 
-@pytest.mark.parametrize("fault", ["short", "fsync"])
+@pytest.mark.parametrize("fault", ["write:half", "fsync:EIO"])
 def test_a_start_that_cannot_close_a_turn_ends(home: Home, service: Service, fault: str) -> None:
     home.write_session(numbered(*STATES["the first started"]))
-    with Mino(home, env=faulty(home, f"{fault}:1")) as run:
+    with Mino(home, env=faulty(home, f"session:{fault}:1")) as run:
         run.expect("Error: ")
         assert run.wait() == 1 and "You> " not in run.text and GATE not in run.text
     assert run_piped(home).status == 1
     assert home.kinds()[-3:] == ["tool_result unknown", "tool_result not_executed", "turn_end interrupted"]
 
 
-@pytest.mark.parametrize("fault", ["write", "short", "fsync"])
+@pytest.mark.parametrize("fault", ["write:ENOSPC", "write:half", "fsync:EIO"])
 def test_an_acknowledgement_counts_only_when_it_is_saved(home: Home, fault: str) -> None:
     home.write_session(numbered(*unknown_turn("ls")))
-    with Mino(home, env=faulty(home, f"{fault}:1")) as run:
+    with Mino(home, env=faulty(home, f"session:{fault}:1")) as run:
         run.expect(GATE)
         run.line("y")
         run.expect(NEITHER)
         assert run.wait() == 1 and "Mino - Chapter" not in run.text
-    assert (GATE_CLOSED in run_piped(home, b"/exit\n").stderr) == (fault != "fsync")
+    assert (GATE_CLOSED in run_piped(home, b"/exit\n").stderr) == (fault != "fsync:EIO")
+
+
+def limited(place: Path, size: int) -> Path:
+    """A script that runs Mino where the system lets no file grow over a size."""
+    return after(place, f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))")
 
 
 def test_a_disk_that_is_full_in_truth_ends_the_chat(home: Home, service: Service) -> None:
     """The system itself writes a part of the line and no more."""
     size = home.write_session(numbered(*exchange("Hi?", "x" * 9000))).stat().st_size
-    limited = home.place / "limited.py"
-    limited.write_text("import os, resource, sys\n"
-                       f"resource.setrlimit(resource.RLIMIT_FSIZE, ({size + 60}, {size + 60}))\n"
-                       f"os.execv(sys.executable, [sys.executable, {str(MINO)!r}])\n")
-    with Mino(home, launcher=limited) as run:
+    with Mino(home, launcher=limited(home.place, size + 60)) as run:
         run.ask("Is there room?")
         run.expect(NEITHER)
         assert run.wait() == 1
@@ -5342,9 +5336,9 @@ def test_a_torn_tail_does_not_excuse_damage_before_it(bare: Home) -> None:
 
 def test_an_unfinished_turn_is_closed_in_one_append(home: Home) -> None:
     home.write_session(numbered(*STATES["the first started"]))
-    with Mino(home, env=faulty(home, "none:0")) as run:
+    with Mino(home, env=faulty(home)) as run:
         run.expect(GATE)
-    assert (home.work / "none-0.log").read_text().split() == ["3", "sync"]
+    assert appends(home) == ["write 3", "fsync"]
     assert [record["result"] for record in home.records()[3:4]] == [{"status": "unknown", "output": UNKNOWN}]
 
 
@@ -5584,7 +5578,7 @@ def test_one_answer_acknowledges_each_turn_once(home: Home) -> None:
            start("1", "a", TURN_B), result("1", "unknown", UNKNOWN, TURN_B), start("2", "b", TURN_B),
            result("2", "unknown", UNKNOWN, TURN_B), end("interrupted", TURN_B)]
     home.write_session(numbered(*unknown_turn("old"), ack(), *two, *unknown_turn("cat <<'END'\n牛奶\u202e\nEND", turn=TURN_C)))
-    with Mino(home, env=faulty(home, "none:0")) as run:
+    with Mino(home, env=faulty(home)) as run:
         shown = run.expect(GATE)
         run.line("y")
         run.ask("/exit")
@@ -5592,7 +5586,7 @@ def test_one_answer_acknowledges_each_turn_once(home: Home) -> None:
     assert shown == (f'{WARNING}\nCommand: "a"\nCommand: "b"\n'
                      'Command: "cat <<\'END\'\\n"\n         "牛奶\\u202e\\n"\n         "END"\n')
     assert home.records()[18:] == numbered(ack(TURN_B), ack(TURN_C), first=19)
-    assert (home.work / "none-0.log").read_text().split() == ["2", "sync"]
+    assert appends(home) == ["write 2", "fsync"]
     assert run_piped(home, b"/exit\n").stderr == ""
 
 
@@ -6371,113 +6365,6 @@ def test_a_saved_result_is_not_lost_to_the_signal_that_made_it(home: Home, servi
     assert service.requests[-1].body["input"][3]["content"] == NOTICE.format("cancelled")
 
 
-SWEEP = """import importlib.util, os, requests, sys
-sys.dont_write_bytecode = True
-path, first, signums, log = sys.argv[1], int(sys.argv[2]), [int(n) for n in sys.argv[3].split(",")], sys.argv[4]
-sys.argv[1:] = []
-spec = importlib.util.spec_from_file_location("mino", path)
-mino = sys.modules["mino"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(mino)
-lines, pid, log = 0, os.getpid(), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-
-def trace(frame, event, arg):
-    global lines
-    if frame.f_code.co_filename != path:
-        return None
-    if event == "line" and os.getpid() == pid:
-        lines += 1
-        if first <= lines < first + len(signums):
-            os.write(log, b"%s:%d\\n" % (frame.f_code.co_name.encode(), frame.f_lineno))
-            os.kill(pid, signums[lines - first])
-    return trace
-
-sys.settrace(trace)
-status = mino.main()
-sys.settrace(None)
-os.write(log, b"lines %d\\n" % lines)
-sys.exit(status)
-"""
-
-
-class Swept(NamedTuple):
-    """What came of one interrupted turn."""
-
-    lines: int  # of mino.py that ran, where it ended by itself
-    wrong: List[str]
-
-
-def interrupted_turn(place: Path, at: int, signums: List[int]) -> Swept:
-    """A question, an approved call and an answer, with one signal before each line of mino.py from the `at`-th on."""
-    home, script, log = Home(place), place / "sweep.py", place / "log"
-    script.write_text(SWEEP, encoding="utf-8")
-    with Service(call("echo x >> ran", text="Let me."), answer("Done.")) as service:
-        home.configure(service.url)
-        with Mino(home, str(MINO), str(at), ",".join(str(int(signum)) for signum in signums), str(log), launcher=script) as mino:
-            try:
-                mino.ask("go")
-                approve_next(mino)
-                mino.ask("/exit")
-                mino.expect("Goodbye.\n")
-            except (AssertionError, OSError):
-                pass  # it ended before; what it left is judged below
-            began = time.monotonic()
-            status = mino.wait()
-            late = time.monotonic() - began > SIGNAL_SECONDS
-            noted = log.read_text().splitlines() if log.exists() else []
-            wrong = _judge(home, signums[0], status, mino.text, noted)
-            wrong += ["it came late"] * late + ["echo is off"] * (not mino.echo_is_on())
-            wrong += ["a child is left"] * (signums[0] != signal.SIGKILL and bool(_orphans(home)))
-    lines = int(noted[-1].split()[1]) if noted and noted[-1].startswith("lines") else 0
-    return Swept(lines, [f"line {at} ({noted[0] if noted else '-'}), {signums}: {what}" for what in wrong])
-
-
-def _judge(home: Home, signum: int, status: int, shown: str, noted: List[str]) -> List[str]:
-    """What is wrong after an interrupted turn, as told by its status, its screen, its files and the next start."""
-    sent, killed = any(not line.startswith("lines") for line in noted), signum == signal.SIGKILL
-    early = bool(noted) and noted[0].split(":")[0] in ("main", "__init__", "install")  # a shell calls -15 143 too
-    ending = {-signum} if killed else {128 + signum} if sent else {0}
-    ending |= {-signal.SIGTERM, -signal.SIGHUP} if early else set()
-    ending |= {0} if "Goodbye." in shown else set()
-    kinds = home.kinds() if home.sessions.exists() and list(home.sessions.iterdir()) else []
-    ran = (home.work / "ran").read_text() if (home.work / "ran").exists() else ""
-    after = run_piped(home)
-    unknown = killed and kinds[-1:] == ["tool_start"]
-    found = {
-        f"exit status {status}": status not in ending,
-        f"more on the screen: {shown[-300:]!r}": bool(re.search("Traceback|Error|Exception", shown)),
-        f"the file says {kinds}": not killed and bool(kinds) and not kinds[-1].startswith("turn_end"),
-        f"{ran!r} ran, {kinds}": ran not in ("", "x\n") or (ran and "tool_start" not in kinds)
-                                or (not ran and "tool_result completed" in kinds),
-        f"the next start: {after}": after.status != unknown or (not killed and after.stderr != "")}
-    return [what for what, is_so in found.items() if is_so]
-
-
-def sweep_signals(place: Path, points: Iterable[int], *signums: int) -> List[str]:
-    """What is wrong in turns interrupted at these lines; four at a time."""
-    def one(at: int) -> List[str]:
-        """One turn in a place of its own."""
-        spot = place / f"{at}-{signums[0]}-{len(signums)}"
-        spot.mkdir()
-        wrong = interrupted_turn(spot, at, list(signums)).wrong
-        shutil.rmtree(spot, ignore_errors=True)
-        return wrong
-
-    with ThreadPoolExecutor(4) as pool:
-        return [what for wrong in pool.map(one, points) for what in wrong]
-
-
-@pytest.fixture(scope="module")
-def turn_lines(tmp_path_factory: pytest.TempPathFactory) -> int:
-    """How many lines of mino.py run in one turn from start to end."""
-    swept = interrupted_turn(tmp_path_factory.mktemp("turn"), 0, [signal.SIGINT])
-    assert swept.lines > 1000 and not swept.wrong
-    return swept.lines
-
-
-def test_the_first_lines_of_main_know_ctrl_c(tmp_path: Path) -> None:
-    assert sweep_signals(tmp_path, [2, 4, 6], signal.SIGINT) == []
-
-
 # ---- 23. Tests: the promises ----------------------------------------------------------------------------------------
 # One test for each promise in the docstring of mino.py, with the promise's number and words for its name: what a reader
 # of the list would try. The sections above test how each is kept, and where it could break.
@@ -6534,7 +6421,7 @@ def test_p2_nothing_runs_twice_and_no_request_is_sent_twice(home: Home, service:
     assert len(told) == 4 and [items[-1].get("content", "-") for items in told] == ["Append x.", "-", "Well?", "And now?"]
 
 
-@pytest.mark.parametrize("fault", ["write", "short", "fsync"])
+@pytest.mark.parametrize("fault", ["write:ENOSPC", "write:half", "fsync:EIO"])
 def test_p3_a_record_is_checked_written_synced_and_only_then_believed(bare: Home, service: Service, fault: str) -> None:
     bare.write_session(numbered(*rich()[:3]))
     history, before = load(bare), bare.session.read_bytes()
@@ -6544,11 +6431,11 @@ def test_p3_a_record_is_checked_written_synced_and_only_then_believed(bare: Home
         assert bare.session.read_bytes() == before and history.turn == load(bare).turn
     bare.session.unlink()
     service.script(call("touch ran"))
-    with Mino(bare.configure(service.url), env=faulty(bare, f"{fault}:2")) as run:  # of the response, which asks for a command
+    with Mino(bare.configure(service.url), env=faulty(bare, f"session:{fault}:2")) as run:  # of the response, which asks for a command
         run.ask("Do it.")
         run.expect(NEITHER)
         assert run.wait() == 1 and "Approve" not in run.text
-    assert (bare.work / f"{fault}-2.log").read_text().split() == ["1", "sync", "1", *["sync"] * (fault == "fsync")]
+    assert appends(bare) == ["write 1", "fsync", "write 1", *["fsync"] * (fault == "fsync:EIO")]
     assert not (bare.work / "ran").exists() and len(service.requests) == 1
 
 
@@ -6639,13 +6526,11 @@ def test_p7_a_response_that_was_not_completed_neither_runs_a_tool_nor_counts_as_
     assert service.requests[1].body["input"] == [question_to("Hello?")]
 
 
-@pytest.mark.parametrize("signums, count", [([signal.SIGINT], 6), ([signal.SIGTERM, *[signal.SIGINT] * 9], 3),
-                                            ([signal.SIGHUP], 3), ([signal.SIGKILL], 4)],
-                         ids=["SIGINT", "SIGTERM and nine SIGINT", "SIGHUP", "SIGKILL"])
+@pytest.mark.parametrize("signum, count", [(signal.SIGINT, 5), (signal.SIGHUP, 2), (signal.SIGKILL, 4)],
+                         ids=["SIGINT", "SIGHUP", "SIGKILL"])
 def test_p8_a_signal_at_any_instruction_leaves_everything_in_order(
-        tmp_path: Path, turn_lines: int, signums: List[int], count: int) -> None:
-    step = turn_lines // count
-    assert sweep_signals(tmp_path, range(step // 2, turn_lines, step), *signums) == []
+        tmp_path: Path, turn_lines: int, signum: int, count: int) -> None:
+    assert abreast(tmp_path, [line_signal(at, [signum]) for at in spread(turn_lines, count)]) == []
 
 
 def test_p9_nothing_foreign_reaches_the_screen_uncleaned_and_the_key_nobody(home: Home, service: Service) -> None:
@@ -6667,7 +6552,526 @@ def test_p9_nothing_foreign_reaches_the_screen_uncleaned_and_the_key_nobody(home
     assert {line.split("=")[0] for line in result.split(foul)[0].splitlines()} <= {"PATH", "HOME", "LANG", "PWD", "SHLVL", "_"}
 
 
-# ---- 24. The speed table --------------------------------------------------------------------------------------------
+# ---- 24. The sweeps -------------------------------------------------------------------------------------------------
+# One full turn (a question, two approved commands, an answer), broken at each of its steps: by a fault of one system
+# call, by a full disk, by signals at lines of mino.py and at moments of the clock. Whatever it was, Mino must end as it
+# should, and the next start must carry what a reading of the file by the words of the contract says, and nothing else.
+# `python mino_test.py sweep` does all of it, in some minutes; the tests take a sample.
+
+MARKERS = {"c1": "first", "c2": "second"}  # what a call's command writes to; it leaves something in its group as well
+ASKS = stream(*events(message_item("Let me."), *[
+    call_item(f"echo x >> {name}; sleep 60 >&- 2>&- &", call_id=call_id) for call_id, name in MARKERS.items()]))
+ANSWERS = answer("Done.")
+SETTLED = [0, 1, 2, 3, 4, 5, 6, 8]  # lines in the session file after so many appends of the turn
+NOT_EXECUTED = {"status": "not_executed",
+                "output": "The turn ended before this call was started. It was not executed."}
+RECORD_KINDS = ("user_message", "model_response", "tool_start", "tool_result", "turn_end", "recovery_ack")
+ABREAST = 4  # turns at a time; they wait for most of their time
+Trial = Tuple[str, Callable[[Path], List[str]]]  # its name, and what finds out in an empty place what is wrong
+
+
+class Turn(NamedTuple):
+    """What one run of Mino came to."""
+
+    status: int
+    shown: str
+    asked: List[str]  # what Mino asked, in order
+    sent: int  # requests
+    over: float  # when it ended
+    left: List[str]  # what it should not have left
+
+
+def model_of_the_turn(request: Request) -> Reply:
+    """Two calls for the question `go`, an answer to anything else."""
+    return ASKS if request.body["input"][-1] == question_to("go") else ANSWERS
+
+
+def converse(mino: Mino, url: str, lines: List[str], at_prompt: Callable[[Mino], Any]) -> List[str]:
+    """Answer each question until Mino ends, its prompts with `lines`, any other with yes; returns the questions."""
+    answers = {"API URL [https://api.openai.com/v1]: ": url, "Model: ": "tiny", "API Key (input hidden): ": KEY,
+               GATE: "y", APPROVE: "y"}
+    asked: List[str] = []
+    seen = 0
+
+    def question() -> str:
+        """What waits for an answer on the screen; `the end` when nothing will any more."""
+        found = [text for text in ("You> ", *answers) if len(mino.text) > seen and mino.text.endswith(text)]
+        return found[0] if found else "the end" if mino.process.poll() is not None else ""
+
+    while True:
+        text = until(question, f"an end, or a question after {asked}")
+        if text == "the end":
+            return asked
+        seen = len(mino.text)
+        if text == "You> " and text not in asked:
+            at_prompt(mino)
+        asked.append(text)
+        try:
+            mino.line(lines.pop(0) if text == "You> " else answers[text])
+        except OSError:
+            pass  # it has ended meanwhile
+
+
+def run_turn(home: Home, service: Service, *arguments: str, lines: Iterable[str] = ("go", "/exit"),
+             at_prompt: Callable[[Mino], Any] = lambda mino: None, **how: Any) -> Turn:
+    """One run: the full turn, as far as it gets, unless there are other lines to type."""
+    before = len(service.requests)
+    with Mino(home, *arguments, **how) as mino:
+        asked = converse(mino, service.url, list(lines), at_prompt)
+        over, status = time.monotonic(), mino.wait()
+        left = ["echo is off"] * (not mino.echo_is_on()) + ["a child is left"] * bool(_orphans(home))
+    for pid in _orphans(home) if left else []:  # a shell may have forked while it was being killed
+        _kill(pid)
+    return Turn(status, mino.text, asked, len(service.requests) - before, over, left)
+
+
+def session_bytes(home: Home) -> bytes:
+    """The session file; empty where there is none yet."""
+    return home.session.read_bytes() if home.sessions.exists() and any(home.sessions.glob("*.jsonl")) else b""
+
+
+def read_by_the_contract(data: bytes) -> Tuple[Items, bool]:
+    """What the next request carries of a session file, and whether the gate comes first: section 7 of the contract."""
+    told, gate, turns = [], False, {}  # type: Items, bool, Dict[str, List[Record]]
+    for line in data.split(b"\n")[:-1]:
+        record = json.loads(line)
+        turns.setdefault(record["turn_id"], []).append(record)
+    for records in turns.values():
+        of = {kind: [record for record in records if record["kind"] == kind] for kind in RECORD_KINDS}
+        status = of["turn_end"][0]["status"] if of["turn_end"] else "interrupted"
+        results = {record["call_id"]: {"status": "unknown", "output": UNKNOWN} for record in of["tool_start"]}
+        results.update((record["call_id"], record["result"]) for record in of["tool_result"])
+        items: Items = []
+        for asks in of["model_response"]:
+            items += asks["output"]
+            items += [output(item["call_id"], _json(results.get(item["call_id"], NOT_EXECUTED)))
+                      for item in asks["output"] if item["type"] == "function_call"]
+        if status == "completed" or any(item["type"] == "function_call" for item in items):
+            told += [question_to(records[0]["text"]), *items, *[notice(status)] * (status != "completed")]
+        gate |= not of["recovery_ack"] and any(found["status"] == "unknown" for found in results.values())
+    return told, gate
+
+
+def faults_of_the_next_start(home: Home, service: Service) -> List[str]:
+    """What is wrong with the file, and with the next start and what that sends of it."""
+    file = session_bytes(home)
+    told, gate = read_by_the_contract(file)
+    turn = run_turn(home, service, lines=["Next?", "/exit"])
+    sent = service.requests[-1].body["input"] if turn.sent else None
+    wrong = {
+        f"the next start ended with {turn.status}: {turn.shown[-400:]!r}": turn.status != 0 or has_error(turn),
+        f"the gate came {GATE in turn.asked}, not {gate}": (GATE in turn.asked) != gate,
+        f"it sent {sent}, not {told}": sent != [*told, question_to("Next?")],
+        f"the next start: {turn.left}": turn.left != [],
+        "no copy was kept": file[-1:] not in (b"", b"\n")
+                            and file not in [copy.read_bytes() for copy in home.recovery_copies]}
+    results = [record for record in home.records() if record["kind"] == "tool_result"]
+    statuses = {record["call_id"]: record["result"]["status"] for record in results}
+    for call_id, name in MARKERS.items():
+        marker, status = home.work / name, statuses.get(call_id, "not_executed")
+        ran = marker.read_text() if marker.exists() else ""
+        wrong[f"the {name} command is {status}, and wrote {ran!r}"] = (
+            ran not in ("", "x\n") or (ran != "" and status not in ("completed", "cancelled", "unknown"))
+            or (ran == "" and status == "completed"))
+    return [what for what, is_so in wrong.items() if is_so]
+
+
+def has_error(turn: Turn) -> bool:
+    """Whether the screen tells of one."""
+    return bool(re.search("Traceback|Error|Exception", turn.shown))
+
+
+def faults_of_the_end(turn: Turn, statuses: Iterable[int]) -> List[str]:
+    """What is wrong with an end that must have one of these statuses; after 1 one line says why."""
+    lines = re.findall(r"(?m)^Error: .+$", turn.shown)
+    wrong = {
+        f"it ended with {turn.status}: {turn.shown[-400:]!r}": turn.status not in statuses,
+        f"it said {turn.shown[-400:]!r}": "Traceback" in turn.shown or len(lines) != (turn.status == 1),
+        f"{turn.left}": turn.status != -signal.SIGKILL and turn.left != []}
+    return [what for what, is_so in wrong.items() if is_so]
+
+
+def abreast(place: Path, trials: List[Trial]) -> List[str]:
+    """What is wrong in any of the trials, some of which run at a time, each in a place of its own."""
+    def one(numbered_trial: Tuple[int, Trial]) -> List[str]:
+        """Make one trial; a wait that fails, or a file that cannot be read, is a fault like any other."""
+        number, (name, trial) = numbered_trial
+        spot = place / f"{number:05}"  # equally long, and so are the session files that name it
+        spot.mkdir(parents=True)
+        try:
+            wrong = trial(spot)
+        except (AssertionError, LookupError, ValueError) as error:
+            wrong = [repr(error)]
+        shutil.rmtree(spot, ignore_errors=True)
+        return [f"{name}: {what}" for what in wrong]
+
+    with ThreadPoolExecutor(ABREAST) as pool:
+        return [what for wrong in pool.map(one, enumerate(trials)) for what in wrong]
+
+
+# Faults.
+
+FAULTS = {  # what happens to a system call on the session file: whether the lines are in it afterwards
+    "write:ENOSPC": False, "write:EIO": False, "write:half": False, "write:half-kill": False,
+    "write:kill-before": False, "write:kill-after": True,
+    "fsync:EIO": True, "fsync:kill-before": True, "fsync:kill-after": True}
+START_FAULTS = {"open": ["EIO", "ENOSPC", "EMFILE"], "fsync": ["EIO", "ENOSPC"],
+                "write": ["ENOSPC", "half", "half-kill"]}
+
+
+def session_faults() -> List[Trial]:
+    """Each fault at each append of the turn."""
+    return [session_fault(fault, number) for fault in FAULTS for number in range(1, len(SETTLED))]
+
+
+def session_fault(fault: str, number: int) -> Trial:
+    """One fault, at one append."""
+    def trial(place: Path) -> List[str]:
+        """The turn stops there; the file has what was written, and no more."""
+        home = Home(place)
+        with Service(otherwise=model_of_the_turn) as service:
+            home.configure(service.url)
+            turn = run_turn(home, service, env=faulty(home, f"session:{fault}:{number}"))
+            done = (session_bytes(home).count(b"\n"), turn.sent, turn.asked)
+            due = (SETTLED[number - (not FAULTS[fault])], (number > 1) + (number > 6),
+                   ["You> ", *[APPROVE] * ((number > 2) + (number > 4))])
+            wrong = faults_of_the_end(turn, [-signal.SIGKILL if "kill" in fault else 1])
+            told = f"{NEITHER}; the next start checks the file." in turn.shown
+            wrong += ["it does not say what is not known"] * (told != (turn.status == 1))
+            wrong += [f"lines, requests, questions: {done}, not {due}"] * (done != due)
+            return wrong + faults_of_the_next_start(home, service)
+
+    return f"{fault}:{number}", trial
+
+
+def before_a_first_start(home: Home, url: str) -> None:
+    """Nothing is there yet."""
+
+
+def before_a_recovering_start(home: Home, url: str) -> None:
+    """A turn was cut off while its first command ran, and something else while it was written."""
+    asks = response(*[call_item("ls", call_id=name) for name in ("o1", "o2")])
+    session = home.configure(url).write_session(numbered(user("Before?"), asks, start("o1", "ls")))
+    session.write_bytes(session.read_bytes() + b'{"v":2,"se')
+
+
+def before_long_words(home: Home, url: str) -> None:
+    """The session is longer than any other file."""
+    home.configure(url).write_session(numbered(*exchange("Before?", "x" * 9000)))
+
+
+def undisturbed(before: Callable[[Home, str], None], place: Path) -> Home:
+    """A home after the turn, without a fault."""
+    home = Home(place)
+    with Service(otherwise=model_of_the_turn) as service:
+        before(home, service.url)
+        turn = run_turn(home, service, env=faulty(home, "any:::0"))
+    assert turn.status == 0 and turn.left == [] and not has_error(turn), turn
+    return home
+
+
+def start_trial(before: Callable[[Home, str], None], statuses: List[int], fault: str = "any:::0",
+                size: Optional[int] = None) -> Trial:
+    """A start with a fault, or where no file may grow over a size; and the turn, where it gets that far."""
+    def trial(place: Path) -> List[str]:
+        """It ends with one line, or goes on as if nothing had been."""
+        home = Home(place)
+        with Service(otherwise=model_of_the_turn) as service:
+            before(home, service.url)
+            script = None if size is None else limited(place, size)
+            turn = run_turn(home, service, env=faulty(home, fault), launcher=script)
+            return faults_of_the_end(turn, statuses) + faults_of_the_next_start(home, service)
+
+    return f"{before.__name__}, {fault if size is None else size}", trial
+
+
+def start_faults(place: Path) -> List[Trial]:
+    """Every system call of two starts on their files, up to the first request, failing in each way."""
+    found = []
+    for before in (before_a_first_start, before_a_recovering_start):
+        calls = [call.split()[0] for call in logged(undisturbed(before, place / before.__name__))]
+        for call, count in sorted(Counter(calls[:calls.index("pread") + 1]).items()):
+            effects = [*START_FAULTS.get(call, ["EIO"]), "kill-before"]
+            for number, effect in itertools.product(range(1, count + 1), effects):
+                statuses = [-signal.SIGKILL] if "kill" in effect else [0, 1]
+                found.append(start_trial(before, statuses, f"any:{call}:{effect}:{number}"))
+    return found
+
+
+def limits(place: Path) -> List[Trial]:
+    """No file may grow over a size: around each end of a line of the turn, and some for a first start."""
+    data = undisturbed(before_long_words, place / "first").session.read_bytes()
+    ends = [match.end() for match in re.finditer(b"\n", data)]
+    sizes = [end + more for end in ends[2:] for more in (-9, -1, 0, 1)][2:]  # the first two are shorter than the file
+    small = (0, 1, 50, 100, 200, 1000, 1500, 1600, 2000, 2500)
+    return [*[start_trial(before_long_words, [1 if size < len(data) else 0], size=size) for size in sizes],
+            *[start_trial(before_a_first_start, [0, 1], size=size) for size in small]]
+
+
+def full_disks() -> List[Trial]:
+    """A disk that is full after some more bytes of the session; none where no small disk can be mounted."""
+    return [full_disk(spare) for spare in range(0, 2400, 200)] if can_mount() else []
+
+
+def full_disk(spare: int) -> Trial:
+    """One such disk, of pages of 4096 bytes."""
+    def trial(place: Path) -> List[str]:
+        """The turn ends; a start on the full disk may fail too, but only with one line."""
+        home = Home(place)
+        with Service(otherwise=model_of_the_turn) as service, small_disk(home.path):
+            home.configure(service.url).soul.write_text("Be brief.")
+            length = 12288 - spare - home.write_session(numbered(*exchange("?", "Well."))).stat().st_size
+            home.write_session(numbered(*exchange("?" * (length + 1), "Well.")))
+            with pytest.raises(OSError), open(home.path / "filler", "wb", buffering=0) as filler:
+                while True:
+                    filler.write(bytes(4096))
+            turn = run_turn(home, service)
+            wrong = faults_of_the_end(turn, [1] if spare < 1200 else [0, 1])
+            wrong += faults_of_the_end(run_turn(home, service, lines=["/exit"]), [0, 1])
+            (home.path / "filler").unlink()
+            return wrong + faults_of_the_next_start(home, service)
+
+    return f"{spare} bytes are free", trial
+
+
+@contextmanager
+def small_disk(path: Path) -> Iterator[None]:
+    """A file system of 128 KiB on a directory."""
+    command = ["mount", "-t", "tmpfs", "-o", "size=128k,mode=0700", "tmpfs", str(path)]
+    subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+def can_mount() -> bool:
+    """Whether this process may mount a small disk."""
+    if os.geteuid() != 0 or not sys.platform.startswith("linux"):
+        return False
+    with tempfile.TemporaryDirectory() as place:
+        try:
+            with small_disk(Path(place)):
+                return True
+        except (OSError, subprocess.CalledProcessError):
+            return False
+
+
+# Signals.
+
+SWEPT = """import importlib.util, os, requests, subprocess, sys, time
+sys.dont_write_bytecode = True
+path, at, signums, log = sys.argv[1], int(sys.argv[2]), sys.argv[3].split(","), sys.argv[4]
+sys.argv[1:] = []
+spec = importlib.util.spec_from_file_location("mino", path)
+mino = sys.modules["mino"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(mino)
+lines, pid, log = 0, os.getpid(), os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+others = f"read go; for n in {' '.join(signums[1:])}; do kill -$n {pid} 2>/dev/null || exit; sleep 0.001; done"
+sender = subprocess.Popen(["/bin/sh", "-c", others], stdin=subprocess.PIPE, env={}) if signums[1:] else None
+
+def trace(frame, event, arg):
+    global lines
+    if frame.f_code.co_filename != path:
+        return None
+    if event == "line" and os.getpid() == pid:
+        lines += 1
+        if lines == at:
+            sys.settrace(None)
+            os.write(log, b"%s:%d %f\\n" % (frame.f_code.co_name.encode(), frame.f_lineno, time.monotonic()))
+            try:
+                os.kill(pid, int(signums[0]))
+            finally:
+                if sender:
+                    os.write(sender.stdin.fileno(), b"\\n")
+    return trace
+
+sys.settrace(trace)
+status = mino.main()
+sys.settrace(None)
+os.write(log, b"lines %d\\n" % lines)
+sys.exit(status)
+"""
+BURST = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+ENDINGS = {**{signum: 128 + signum for signum in BURST}, signal.SIGKILL: -signal.SIGKILL}
+
+
+def bursts(points: Iterable[int]) -> List[Tuple[int, List[int]]]:
+    """Ten signals at each point, the same in each sweep."""
+    chance = random.Random(10)
+    return [(at, chance.choices(BURST, k=10)) for at in points]
+
+
+def line_signal(at: int, signums: List[int]) -> Trial:
+    """A signal before the `at`-th line of mino.py that runs, and the rest of a burst after it, a millisecond apart."""
+    def trial(place: Path) -> List[str]:
+        """The turn ends in order, and at once."""
+        home, script, log = Home(place), place / "swept.py", place / "log"
+        script.write_text(SWEPT, encoding="utf-8")
+        with Service(otherwise=model_of_the_turn) as service:
+            home.configure(service.url)
+            told = ",".join(str(int(signum)) for signum in signums)
+            turn = run_turn(home, service, str(MINO), str(at), told, str(log), launcher=script)
+            where, _, when = log.read_text().splitlines()[0].partition(" ")
+            statuses = {ENDINGS[signums[0]]}
+            if where.split(":")[0] in ("main", "__init__", "install") and "You> " not in turn.shown:
+                # The handlers are Python's own still, and end it with the signal itself.
+                statuses |= {status for signum in signums for status in (ENDINGS[signum], -signum)}
+            wrong = faults_after_signals(home, turn, None if where == "lines" else float(when), statuses)
+            return [f"{where}: {what}" for what in wrong + faults_of_the_next_start(home, service)]
+
+    return f"line {at}, {named(signums)}", trial
+
+
+def moment_signal(milliseconds: int, signums: List[int]) -> Trial:
+    """Signals so long after the question, wherever Mino and its libraries are then."""
+    def trial(place: Path) -> List[str]:
+        """The turn ends in order, and at once."""
+        home, sent = Home(place), []  # type: Home, List[float]
+
+        def send(mino: Mino) -> None:
+            """The signals, unless it has ended."""
+            for signum in signums if mino.process.poll() is None else []:
+                sent.append(time.monotonic())
+                mino.process.send_signal(signum)
+
+        with Service(otherwise=model_of_the_turn) as service:
+            home.configure(service.url)
+            later = lambda mino: threading.Timer(milliseconds / 1000, send, [mino]).start()
+            turn = run_turn(home, service, at_prompt=later)
+            statuses = {ENDINGS[signum] for signum in signums}  # those that wait together have no order
+            wrong = faults_after_signals(home, turn, sent[0] if sent else None, statuses)
+            return wrong + faults_of_the_next_start(home, service)
+
+    return f"{milliseconds} ms, {named(signums)}", trial
+
+
+def named(signums: List[int]) -> str:
+    """The names of signals."""
+    return " ".join(signal.Signals(signum).name for signum in signums)
+
+
+def faults_after_signals(home: Home, turn: Turn, sent: Optional[float], statuses: Iterable[int]) -> List[str]:
+    """What is wrong with a turn after signals, the first at this time; none where it had ended before."""
+    killed, ended = turn.status == -signal.SIGKILL, "Goodbye." in turn.shown
+    kinds = home.kinds() if session_bytes(home) else []
+    took = turn.over - sent if sent else 0.0
+    wrong = {
+        f"it ended with {turn.status}": turn.status not in {*(statuses if sent else ()), *[0] * (ended or not sent)},
+        f"more is on the screen: {turn.shown[-400:]!r}": has_error(turn),
+        f"the file says {kinds}": not killed and kinds != [] and not kinds[-1].startswith("turn_end"),
+        "a result is unknown": not killed and "tool_result unknown" in kinds,
+        f"it took {took:.1f} s": took > SIGNAL_SECONDS,
+        f"{turn.left}": not killed and turn.left != []}
+    return [what for what, is_so in wrong.items() if is_so]
+
+
+def spread(lines: int, count: int) -> range:
+    """So many points, evenly over the lines."""
+    step = max(lines // count, 1)
+    return range(step // 2 + 1, lines, step)
+
+
+def lines_of_the_turn(place: Path) -> int:
+    """How many lines of mino.py run in one undisturbed turn, from start to end."""
+    home, script = Home(place), place / "swept.py"
+    script.write_text(SWEPT, encoding="utf-8")
+    with Service(otherwise=model_of_the_turn) as service:
+        home.configure(service.url)
+        turn = run_turn(home, service, str(MINO), "0", "2", str(place / "log"), launcher=script)
+    assert turn.status == 0 and turn.asked == ["You> ", APPROVE, APPROVE, "You> "], turn
+    return int((place / "log").read_text().split()[1])
+
+
+def milliseconds_of_the_turn(place: Path) -> int:
+    """How long one undisturbed turn takes, from its question on."""
+    home, began = Home(place), []  # type: Home, List[float]
+    with Service(otherwise=model_of_the_turn) as service:
+        turn = run_turn(home.configure(service.url), service, at_prompt=lambda mino: began.append(time.monotonic()))
+    return int((turn.over - began[0]) * 1000)
+
+
+# The whole, and the sample.
+
+def sweep() -> int:
+    """Make every trial; print how many were wrong, and what; returns 1 where something was."""
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name).resolve()
+        lines, milliseconds = lines_of_the_turn(place / "lines"), milliseconds_of_the_turn(place / "clock")
+        print(f"One turn runs {lines} lines of mino.py, and takes {milliseconds} ms from its question on.")
+        told: List[str] = []
+        for title, trials_of in kinds_of_trials(lines, milliseconds).items():
+            print(f"{title:<34}", end="", flush=True)
+            began, spot = time.monotonic(), place / title.replace(" ", "-")
+            trials = trials_of(spot)
+            found = abreast(spot, trials)
+            wrong = len({what.partition(": ")[0] for what in found})
+            told += [f"{title}: {what}" for what in found]
+            line = f"{len(trials):>5} points{wrong:>5} wrong{time.monotonic() - began:>6.0f} s"
+            print(line if trials else "skipped: no small disk can be mounted")
+    print(*told, sep="\n", end="\n" * bool(told))
+    return int(bool(told))
+
+
+def kinds_of_trials(lines: int, milliseconds: int) -> Dict[str, Callable[[Path], List[Trial]]]:
+    """Every kind of trial of a turn of that length, with what lists its trials, in some place if need be."""
+    def by_lines(signum: int, points: Iterable[int]) -> Callable[[Path], List[Trial]]:
+        """One signal at each of these lines."""
+        return lambda place: [line_signal(at, [signum]) for at in points]
+
+    first = range(2, 42)  # at the first line, `try:`, a signal still comes before `main`
+    moments = [(at, [[*BURST, signal.SIGKILL][at // 5 % 4]]) for at in range(0, milliseconds, 5)]
+    return {
+        "faults of the session file": lambda place: session_faults(),
+        "faults of a start's own files": start_faults,
+        "sizes that no file may exceed": limits,
+        "full disks": lambda place: full_disks(),
+        "SIGINT at lines": by_lines(signal.SIGINT, [*first, *spread(lines, 260)]),
+        **{f"{signum.name} at lines": by_lines(signum, spread(lines, 100))
+           for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)},
+        "ten signals from lines on": lambda place: [line_signal(*point) for point in bursts(spread(lines, 100))],
+        "signals at moments": lambda place: [moment_signal(*point) for point in moments],
+        "ten signals from moments on": lambda place: [
+            moment_signal(*point) for point in bursts(range(2, milliseconds, 25))]}
+
+
+@pytest.fixture(scope="module")
+def turn_lines(tmp_path_factory: pytest.TempPathFactory) -> int:
+    """How many lines of mino.py run in the turn from start to end."""
+    return lines_of_the_turn(tmp_path_factory.mktemp("turn"))
+
+
+def test_a_fault_at_any_append_is_told_and_the_next_start_knows_the_truth(tmp_path: Path) -> None:
+    assert abreast(tmp_path, session_faults()[::4]) == []
+
+
+def test_a_fault_at_any_call_of_a_start_is_one_line_or_nothing(tmp_path: Path) -> None:
+    assert abreast(tmp_path, start_faults(tmp_path)[3::50]) == []
+
+
+def test_a_line_that_does_not_fit_is_kept_aside_and_cut(tmp_path: Path) -> None:
+    assert abreast(tmp_path, limits(tmp_path)[1::15]) == []
+
+
+def test_a_full_disk_ends_the_turn_and_harms_nothing(tmp_path: Path) -> None:
+    if not can_mount():
+        pytest.skip("only root can mount a small disk")
+    assert abreast(tmp_path, full_disks()[1::9]) == []
+
+
+def test_the_first_lines_of_main_know_ctrl_c(tmp_path: Path) -> None:
+    assert abreast(tmp_path, [line_signal(at, [signal.SIGINT]) for at in (2, 4, 6)]) == []
+
+
+def test_ten_signals_in_a_row_leave_things_in_order(tmp_path: Path, turn_lines: int) -> None:
+    assert abreast(tmp_path, [line_signal(*point) for point in bursts(spread(turn_lines, 3))]) == []
+
+
+def test_a_signal_at_any_moment_leaves_things_in_order(tmp_path: Path) -> None:
+    assert abreast(tmp_path, [moment_signal(at, [signum]) for at, signum in zip((20, 60, 180), BURST)]) == []
+
+
+# ---- 25. The speed table --------------------------------------------------------------------------------------------
 # `python mino_test.py bench`: what Mino takes, against what a reference takes in the same run on the same machine. CPU
 # times are those of this process, so the services it reads from are forks; each figure is the median of several runs.
 
@@ -6849,7 +7253,7 @@ def bench_body(session: Path) -> Row:
                median_of(lambda: cpu_of(lambda: json.dumps(value))), 0.2)
 
 
-# ---- 25. Running this file ------------------------------------------------------------------------------------------
+# ---- 26. Running this file ------------------------------------------------------------------------------------------
 # `python mino_test.py`: the practice service on this machine, and Mino with it, in a home that stays for next time.
 # Signals reach Mino as they would without us; its exit status is ours. `python mino_test.py test`: the suite.
 
@@ -6906,10 +7310,10 @@ def main(arguments: List[str]) -> int:
     """Practise, or run the tests with what pytest is to be told besides."""
     if arguments and arguments[0] == "test":
         return run_suite(arguments[1:])
-    if arguments == ["bench"]:
-        return bench()
+    if arguments in (["bench"], ["sweep"]):
+        return bench() if arguments == ["bench"] else sweep()
     if arguments:
-        print("usage: python mino_test.py [bench | test [PYTEST ARGUMENTS]]", file=sys.stderr)
+        print("usage: python mino_test.py [bench | sweep | test [PYTEST ARGUMENTS]]", file=sys.stderr)
         return 2
     return practise()
 
