@@ -3,6 +3,7 @@
 # make test   run the test suite
 # make bench  print the speed table; fails where a limit does not hold
 # make sweep  break one turn at each of its steps, in some minutes; fails where Mino does not do as it should
+# make fuzz   bend streams, session files and connections by the thousand; fails where a promise does not hold
 #
 # Each makes .venv first when it is missing, or was made by another interpreter: make test PYTHON=python3.9
 
@@ -11,7 +12,7 @@ VENV := .venv
 STAMP := $(VENV)/made-by
 WHO := import sys; print(sys.executable, sys.version.split()[0])
 
-.PHONY: demo run test bench sweep setup
+.PHONY: demo run test bench sweep fuzz setup
 
 # The end of a chat by a signal is no error of make's.
 CHAT_ENDED := case $$? in 129|130|137|143) ;; *) exit 1 ;; esac
@@ -30,6 +31,9 @@ bench: setup
 
 sweep: setup
 	@$(VENV)/bin/python mino_test.py sweep
+
+fuzz: setup
+	@$(VENV)/bin/python mino_test.py fuzz $(ARGS)
 
 setup:
 	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON) here; name another one: make PYTHON=python3.11" >&2; exit 1; }

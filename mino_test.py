@@ -32,8 +32,9 @@ Contents
     22. Tests: interruptions
     23. Tests: the promises
     24. The sweeps
-    25. The speed table
-    26. Running this file
+    25. The fuzz
+    26. The speed table
+    27. Running this file
 """
 
 from __future__ import annotations
@@ -3428,7 +3429,7 @@ def test_leaving_at_the_question_cancels_the_turn(keys: str, status: int, said: 
 class Wire:
     """A bare server on loopback that reads one request per connection, sends the same bytes to each, and hangs up."""
 
-    def __init__(self, reply: bytes = b"", context: Optional[ssl.SSLContext] = None) -> None:
+    def __init__(self, reply: Union[bytes, Iterable[bytes]] = b"", context: Optional[ssl.SSLContext] = None) -> None:
         """Listen on a free port; with a `context`, for TLS."""
         self.seen: List[bytes] = []
         self.reply, self.context = reply, context
@@ -3476,7 +3477,8 @@ class Wire:
         length = re.search(rb"(?i)content-length: (\d+)", head)
         while length and len(body) < int(length[1]):
             body += end.recv(65536)
-        end.sendall(self.reply)
+        for part in [self.reply] if isinstance(self.reply, bytes) else self.reply:
+            end.sendall(part)
         end.shutdown(socket.SHUT_RDWR)
 
 
@@ -7071,7 +7073,710 @@ def test_a_signal_at_any_moment_leaves_things_in_order(tmp_path: Path) -> None:
     assert abreast(tmp_path, [moment_signal(at, [signum]) for at, signum in zip((20, 60, 180), BURST)]) == []
 
 
-# ---- 25. The speed table --------------------------------------------------------------------------------------------
+# ---- 25. The fuzz ---------------------------------------------------------------------------------------------------
+# `python mino_test.py fuzz [SEED]`: streams, session files and connections, bent or cut, each judged by a few lines of
+# this section that share no code with what they judge. A case is a function of seed, part and number, so that
+# `python mino_test.py fuzz SEED PART NUMBER` repeats a single one. The suite runs a sample of each part.
+
+FUZZ_CASES = {"streams": 10_000, "files": 10_000, "pieces": 2_000}
+FUZZ_SECONDS = 90.0  # of CPU, since a busy machine is no fault; then a part gives up, and the run fails
+CASE_SECONDS = 5.0  # a case that takes longer hangs
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a sync takes no time there
+
+ODD_TEXTS = ["", " ", "\n", "\0", "\x1b[2J", "\u202e", "\u200b", "\ud83d", "\udc00", "牛奶", "\U0001f95b", "e\u0301",
+             "call_1", "msg_1", "completed", "incomplete", "in_progress", "response.completed", "response.failed",
+             "error", "message", "reasoning", "function_call", "refusal", "[DONE]", "{}", '{"command":"rm x"}',
+             '{"command":NaN}', "\\ud800", '"', "NaN", KEY, "x" * 513, "é" * 300]
+ODD_VALUES = [None, True, False, 0, -1, 1.5, 2**53, 10**300, 10**400, 1e308, float("nan"), float("inf"), [], {}, [None],
+              [[]], {"a": 1}, {"type": "message"}, {"message": "No."}, {"error": {"detail": {"error": "No."}}},
+              {"id": [1]}]
+ODD_NAMES = ["id", "type", "status", "error", "extra", "content", "encrypted_content", "call_id", "arguments", "role"]
+ODD_BYTES = [b"\n", b"\r", b"\r\n", b"\n\n", b"\xef\xbb\xbf", b"\0", b"\xff", b"\xed\xa0\x80", b'"', b"\\", b"{", b"]"]
+
+
+def odd_value(chance: random.Random) -> Any:
+    """What nobody expects there."""
+    deep = chance.choice([50, 99, 101, 190, 197, 201, 300])
+    return chance.choice([chance.choice(ODD_TEXTS), chance.choice(ODD_VALUES), chance.choice(ODD_VALUES),
+                          json.loads("[" * deep + "]" * deep)])
+
+
+def bent(value: Any, chance: random.Random) -> Any:
+    """A JSON value with one change somewhere inside."""
+    if isinstance(value, str) and chance.random() < 0.5:
+        at = chance.randint(0, len(value))
+        return value[:at] + chance.choice(ODD_TEXTS) + value[at:]
+    if not value or not isinstance(value, (dict, list)) or chance.random() < 0.1:
+        return odd_value(chance)
+    changed, act = value.copy(), chance.random()
+    at = chance.choice(list(value) if isinstance(value, dict) else range(len(value)))
+    if act < 0.7:
+        changed[at] = bent(value[at], chance)
+    elif act < 0.85:
+        del changed[at]
+    elif isinstance(value, dict):
+        changed[chance.choice(ODD_NAMES)] = odd_value(chance)
+    else:
+        changed.insert(at, chance.choice(value))
+    return changed
+
+
+def shaken(found: List[Any], chance: random.Random, strangers: Iterable[Any] = ()) -> List[Any]:
+    """A list with an element dropped, repeated or exchanged, its end cut off, or a stranger in it."""
+    at, other = chance.randrange(len(found)), chance.randrange(len(found))
+    exchanged = list(found)
+    exchanged[at], exchanged[other] = exchanged[other], exchanged[at]
+    without, twice = found[:at] + found[at + 1:], found[:other] + [found[at]] + found[other:]
+    return chance.choice([without, twice, exchanged, found[:at], *(found[:at] + [it] + found[at:] for it in strangers)])
+
+
+def scratched(data: bytes, chance: random.Random) -> bytes:
+    """Bytes with one of them flipped or deleted, some inserted, the end cut off, or only the last line's."""
+    if chance.random() < 0.1:
+        return data.rstrip(b"\r\n")
+    at = chance.randrange(len(data)) if data else 0
+    if chance.random() < 0.3:  # at the end of a line
+        at = max(0, data.find(b"\n", at) + chance.choice([-1, 0, 1]))
+    flipped = bytes(byte ^ 1 << chance.randrange(8) for byte in data[at:at + 1])
+    inserted = chance.choice(ODD_BYTES) + data[at:]
+    return data[:at] + chance.choice([flipped + data[at + 1:], data[at + 1:], inserted, b""])
+
+
+def strict(text: str) -> Any:
+    """The value of a JSON text that every strict parser accepts; ValueError for any other."""
+    def finite(digits: str) -> float:
+        if abs(float(digits)) == float("inf"):
+            raise ValueError(digits)
+        return float(digits) if set(digits) & set(".eE") else int(digits)
+
+    def no(word: str) -> None:
+        raise ValueError(word)
+
+    marks = re.sub(r'"(?:[^"\\]|\\.)*"', "", text) if text.count("[") + text.count("{") > 200 else ""
+    if max(itertools.accumulate((mark in "[{") - (mark in "]}") for mark in marks), default=0) > 200:
+        raise ValueError("deep")
+    return json.loads(text, parse_constant=no, parse_float=finite, parse_int=finite)
+
+
+# What streams may do.
+
+COMMANDS = ["ls", "echo 1\necho 2", "echo 牛奶", "cat 'a b'", "rm \u202ex"]
+SPOKEN = ["Hi.", "牛奶 é \U0001f95b", "one\ntwo", f"a{HOSTILE}b", "half \ud83d of", "\ude00"]
+OUTCOMES = [{"status": "completed", "output": "a\n", "exit_code": 0},
+            {"status": "failed", "output": "", "exit_code": 3}, {"status": "failed", "output": "killed"},
+            {"status": "timed_out", "output": "牛"},
+            {"status": "output_limit", "output": "x" * 999, "truncated": True},
+            {"status": "cancelled", "output": HOSTILE[:3]}]
+
+
+def some_events(chance: random.Random) -> List[Dict[str, Any]]:
+    """The events of a valid stream, most of them completed, some with calls."""
+    if chance.random() < 0.2:
+        captured = CAPTURES[chance.choice(list(CAPTURES))].decode()
+        return [json.loads(line[6:]) for line in captured.split("\n") if line.startswith("data: {")]
+    text, cut = chance.choice(SPOKEN), chance.randint(0, 3)
+    items = [reasoning_item() for _ in range(chance.choice([0, 0, 1]))]
+    items += [message_item(text, chance.choice(["output_text", "output_text", "refusal"]))] * chance.choice([0, 1, 1])
+    items += [call_item(chance.choice(COMMANDS), **(odd_call(chance) if number < 2 else {}))
+              for number in range(chance.choice(3 * [0, 1, 1, 2, 3] + [9, 17]))]
+    items += [message_item("Well.")] if {item["type"] for item in items} <= {"reasoning"} else []
+    found = events(*items, chunks=[text[:cut], text[cut:]])
+    if chance.random() < 0.1:
+        found[-1] = completed()  # the items are those of the events alone
+    return [*found[:-1], chance.choice(ENDINGS)] if chance.random() < 0.1 else found
+
+
+def odd_call(chance: random.Random) -> Dict[str, Any]:
+    """What may be wrong with a call as a service sends it."""
+    return chance.choice([{}] * 9 + [{"call_id": "again"}, {"status": "incomplete"}, {"name": "python"},
+                                     {"arguments": chance.choice(list(BAD_ARGUMENTS.values()))}])
+
+
+ENDINGS = [failed(f"No: {KEY} {HOSTILE}"), incomplete("max_output_tokens"), {"type": "error", "message": "No."},
+           {"error": {"message": "No."}}, completed(message_item("Early."))]
+
+
+def wire_form(found: Iterable[Any], chance: random.Random) -> bytes:
+    """Events as bytes, in one of the ways the format allows."""
+    newline, mark = chance.choice(["\n", "\n", "\r\n", "\r"]), chance.choice(["", "", "", "\ufeff"])
+    ascii_only, indent = chance.random() < 0.3, chance.choice([None] * 9 + [1])
+    lines = [mark + ": hello"]
+    for event in found:
+        if isinstance(event, dict) and event.get("type") in MAYBE_NAMED and chance.random() < 0.8:
+            lines.append(f"event: {event['type']}")
+        text = json.dumps(event, ensure_ascii=ascii_only, indent=indent)
+        lines += [*("data: " + line for line in text.split("\n")), ""]
+    return newline.join([*lines, ""]).encode("utf-8", chance.choice(["backslashreplace", "surrogatepass"]))
+
+
+MAYBE_NAMED = ["response.output_item.done", "response.output_text.delta", "response.completed", "response.failed"]
+
+
+def some_stream(chance: random.Random) -> Tuple[bytes, Optional[bool]]:
+    """A stream, and whether it makes a response, None where nobody knows since it was bent."""
+    found: List[Any] = some_events(chance)
+    odd = re.search(b'"(again|incomplete)"', sse(*found))
+    works = None if odd else found[-1].get("type") == "response.completed"
+    level = chance.choice(["none", "values", "values", "values", "events", "events", "bytes", "all"])
+    if level in ("values", "all"):
+        for at in chance.choices([*range(len(found)), len(found) - 1, len(found) - 1], k=chance.choice([1, 1, 2])):
+            found[at] = bent(found[at], chance)
+    for _ in range(chance.choice([1, 1, 3]) if level in ("events", "all") else 0):
+        found = shaken(found, chance, ENDINGS) or found
+    data = wire_form(found, chance)
+    for _ in range(chance.choice([1, 1, 3, 10]) if level in ("bytes", "all") else 0):
+        data = scratched(data, chance)
+    return data, works if level == "none" else None
+
+
+def some_pieces(data: bytes, chance: random.Random) -> List[bytes]:
+    """The stream as reads may cut it."""
+    way = chance.random()
+    return single_bytes(data) if way < 0.02 else [data] if way < 0.3 else random_pieces(data, chance)
+
+
+def may_run(data: bytes) -> List[str]:
+    """The commands that a stream may run: none unless the first of its ends says that it was completed."""
+    items: List[Any] = []
+    text = re.sub("\r\n?", "\n", data.decode("utf-8-sig", "replace")).rpartition("\n")[0]
+    for block in text.split("\n\n"):
+        lines = re.findall("^(data|event)(?:: ?(.*))?$", block, re.MULTILINE)
+        told = "\n".join(line for name, line in lines if name == "data")
+        try:
+            event = strict(told) if told not in ("", "[DONE]") else {}
+        except ValueError:
+            return []
+        if not isinstance(event, dict):
+            return []
+        kind = event.get("type") or ["", *(line for name, line in lines if name == "event")][-1]
+        if event.get("error") and not event.get("type") or kind in ("response.failed", "response.incomplete", "error"):
+            return []
+        done = event.get("response") if isinstance(event.get("response"), dict) else {}
+        items += [event.get("item")] if kind == "response.output_item.done" else []
+        if kind == "response.completed":
+            output = done.get("output") if isinstance(done.get("output"), list) else []
+            whole = done.get("status") == "completed" and not done.get("error")
+            return [command for item in items + output for command in command_of(item)] if whole else []
+    return []
+
+
+def command_of(item: Any) -> List[str]:
+    """The command that an output item asks for, if it may."""
+    if not isinstance(item, dict) or (item.get("type"), item.get("name")) != ("function_call", "bash"):
+        return []
+    try:
+        arguments = strict(str(item.get("arguments"))) if item.get("status") in (None, "completed") else {}
+    except ValueError:
+        return []
+    return list(arguments.values()) if isinstance(arguments, dict) and list(arguments) == ["command"] else []
+
+
+def heard(pieces: Iterable[bytes], show: Callable[[str], None]) -> mino.Response:
+    """The response of a stream that is read in these pieces, as Mino's model reads it; raises RequestError."""
+    parser, collected = mino.EventParser(), mino.Answer(mino.Redactor(KEY))
+    for piece in [*pieces, None]:
+        show(collected.take(parser.finish() if piece is None else parser.feed(piece)))
+        if collected.ended:
+            break
+    return collected.response()
+
+
+class Stage:
+    """Mino's loop and history in a play: model, front and shell feed it and take notes."""
+
+    def __init__(self, path: Path, chance: random.Random, streams: Iterable[bytes] = ()) -> None:
+        """Say what the model sends; when that is at its end, HELLO."""
+        self.path, self.chance, self.streams = path, chance, iter(streams)
+        self.contexts: List[bytes] = []
+        self.ran: List[str] = []
+        self.shown = ""
+
+    def ask(self, history: mino.History, question: str) -> str:
+        """How the turn ends; an error is one clean line."""
+        try:
+            return mino.Agent(history, self, self, self.run, "/", "/home/me").ask(question)
+        except mino.StorageError:
+            raise
+        except mino.MinoError as error:
+            text = str(error)
+            assert text and "\n" not in text and not DROPPED & set(text) and len(text) < 900 and KEY not in text, text
+            return "error"
+
+    def respond(self, history: mino.History, show: Callable[[str], None]) -> mino.Response:
+        """The model."""
+        self.contexts.append(b",".join(history.context()))
+        data = next(self.streams, HELLO)
+        self.allowed = may_run(data)
+        return heard(some_pieces(data, self.chance), show)
+
+    def request_sent(self) -> None:
+        """The front; and so are the next three."""
+
+    def text(self, words: str) -> None:
+        """Words are shown cleaned, as the terminal shows them."""
+        self.shown += mino.clean(words)
+
+    def result(self, result: Dict[str, Any]) -> None:
+        """Output too."""
+        self.shown += mino.clean(result["output"])
+
+    def approve(self, operation: mino.Operation) -> str:
+        """Nearly all is approved, as by a careless person."""
+        assert mino.quote(operation.command).isprintable()
+        answer = self.chance.choice(["yes"] * 18 + ["no", "leave"])
+        self.approved = operation if answer == "yes" else None
+        return answer
+
+    def run(self, operation: mino.Operation) -> Dict[str, Any]:
+        """The shell: nothing starts that the stream does not allow, or whose start is not in the file."""
+        last = json.loads(self.path.read_bytes().split(b"\n")[-2])
+        assert (last["kind"], last["arguments"]) == ("tool_start", {"command": operation.command}), last
+        assert operation is self.approved, f"{operation.command!r} ran without approval"
+        assert operation.command in self.allowed, f"{operation.command!r} ran, allowed are {self.allowed}"
+        self.ran.append(operation.command)
+        return self.chance.choice(OUTCOMES)
+
+
+@contextmanager
+def opened_again(path: Path) -> Iterator[mino.History]:
+    """The session as after a start; its descriptor does not stay."""
+    history = mino.History(str(path))
+    try:
+        history.recover(history.load())
+        yield history
+    finally:
+        os.close(history._fd)
+
+
+def records_in(path: Path) -> List[Record]:
+    """The records of a session file."""
+    return [strict(line) for line in path.read_bytes().decode().split("\n")[:-1]]
+
+
+def next_context(history: mino.History) -> bytes:
+    """What the next request would carry, called off."""
+    history.begin("Next?")
+    told = b",".join(history.context())
+    history.close_turn("failed")
+    return told
+
+
+def check_context(told: bytes, path: Path) -> None:
+    """A context is strict JSON in whole characters, has one output for each call, and tells the turns that count."""
+    items = strict(f"[{told.decode()}]")
+    json.dumps(items, ensure_ascii=False).encode()
+    calls = [item for item in items if item.get("type") == "function_call"]
+    outputs = [item for item in items if item.get("type") == "function_call_output"]
+    assert [call["call_id"] for call in calls] == [output["call_id"] for output in outputs]
+    for text in [call["arguments"] for call in calls] + [output["output"] for output in outputs]:
+        assert isinstance(strict(text), dict)
+        json.dumps(strict(text), ensure_ascii=False).encode()
+    turns: Dict[str, List[Record]] = {}
+    for record in records_in(path):
+        turns.setdefault(record["turn_id"], []).append(record)
+    ends = [(turn[0]["text"], "tool_result" in [record["kind"] for record in turn], record["status"])
+            for turn in turns.values() for record in turn if record["kind"] == "turn_end"]
+    asked = [item["content"] for item in items if item.get("role") == "user" and "type" not in item]
+    assert asked[:-1] == [text for text, called, status in ends if called or status == "completed"]
+    noticed = [item["content"] for item in items if str(item.get("content")).startswith(NOTICE[:20])]
+    assert noticed == [NOTICE.format(status) for _, called, status in ends if called and status != "completed"]
+
+
+def fuzz_stream(chance: random.Random, place: Path) -> str:
+    """A turn on bent streams: what ran was allowed, the turn is closed, the file opens with the same context."""
+    path = place / f"{SESSION}.jsonl"
+    path.touch(0o600)
+    first, works = some_stream(chance)
+    more = (some_stream(chance)[0] for _ in range(chance.choice([0, 0, 1, 9])))
+    stage = Stage(path, chance, itertools.chain([first], more))
+    with opened_again(path) as history:
+        outcome = stage.ask(history, "Go.")
+        assert not DROPPED & set(stage.shown), repr(stage.shown)
+        assert len(stage.ran) <= 16 and len(stage.contexts) <= 8 and not history.turn.turn_id
+        assert outcome in ("answered", "limit", "leave", "error")
+        records = records_in(path)
+        last = records[-1]
+        assert last["kind"] == "turn_end" and (last["status"] == "completed") == (outcome == "answered"), last
+        started = [record["call_id"] for record in records if record["kind"] == "tool_start"]
+        assert len(started) == len(set(started)) == len(stage.ran)
+        assert works in (None, any(record["kind"] == "model_response" for record in records)), first
+        told = next_context(history)
+    check_context(told, path)
+    saved = path.read_bytes()
+    with opened_again(path) as history:
+        assert (history.notices, history.unacknowledged, path.read_bytes()) == ([], {}, saved)
+        assert next_context(history) == told
+    return outcome + (", something ran" if stage.ran else "")
+
+
+# What session files may be.
+
+FIELDS: Dict[str, Record] = {
+    "completed": {"exit_code": 0}, "failed": {"exit_code": 3}, "timed_out": {}, "output_limit": {"truncated": True},
+    "cancelled": {}, "unknown": {}, "denied": {}, "invalid_arguments": {}, "unknown_tool": {}, "not_executed": {}}
+
+
+def some_turn(turn: str, chance: random.Random) -> List[Record]:
+    """The records of one turn, of any kind."""
+    asked, kind = user(chance.choice(["Hi", "你好, 牛奶?", "\U0001f95b\n\u202e"]), turn), chance.randrange(8)
+    if kind < 2:
+        answer = old_answer("古い。", turn, **chance.choice([{}, {"output": [message_item("古い。")]}]))
+        return [{"v": chance.choice([1, 2]), **record} for record in (asked, answer, end(turn=turn))]
+    if kind < 4:
+        items = chance.choice([[], [reasoning_item()], [message_item("好。")]])
+        return [asked, response(*items, text="好。", turn=turn), end(turn=turn)]
+    if kind == 4:
+        return [asked, end(chance.choice(["failed", "cancelled", "interrupted"]), turn)]
+    items = [call_item(chance.choice(COMMANDS)) for _ in range(chance.choice([1, 2, 3]))]
+    records = [asked, response(reasoning_item(), *items, turn=turn)]
+    statuses = chance.choices(list(FIELDS), k=len(items))
+    for item, status in zip(items, statuses):
+        if list(FIELDS).index(status) < 6:
+            records.append(start(item["call_id"], json.loads(item["arguments"])["command"], turn))
+        words = UNKNOWN if status == "unknown" else "出力"
+        records.append(result(item["call_id"], status, words, turn, **FIELDS[status]))
+    well = chance.random() < 0.5
+    records += [response(message_item("Done."), turn=turn), end(turn=turn)] if well else [end("interrupted", turn)]
+    return records + ([ack(turn)] if "unknown" in statuses and chance.random() < 0.7 else [])
+
+
+def some_records(chance: random.Random) -> List[Record]:
+    """A valid session, sometimes in the middle of a turn."""
+    turns = [some_turn(f"{number:032x}", chance) for number in range(chance.choice([1, 2, 4]))]
+    records = numbered(*itertools.chain.from_iterable(turns))
+    return records[:chance.randint(1, len(records))] if chance.random() < 0.5 else records
+
+
+def damaged(records: List[Any], chance: random.Random) -> Tuple[List[Any], int]:
+    """The records with one wrong, and the number of the line that has to be named."""
+    at = chance.randrange(len(records))
+    record, until_it, from_it = records[at], records[:at], records[at + 1:]
+    name = chance.choice([*record, "v", "seq"])
+    wrong = [value for value in (None, True, 7, 1.5, "x", [], {}) if type(value) is not type(record[name])]
+    changes: List[Dict[str, Any]] = [
+        {**record, "extra": 1}, {**record, name: chance.choice(wrong)}, {**record, "kind": "other"},
+        {**record, "v": chance.choice([0, 3, True])}, {**record, "seq": record["seq"] + chance.choice([-1, 1])},
+        {**record, "turn_id": record["turn_id"].upper() + "A"}]
+    if "output" not in record or name not in ("text", "output"):  # which a response need not have
+        changes.append({other: value for other, value in record.items() if other != name})
+    lists = [(until_it + [change] + from_it, at + 1) for change in changes]
+    lists.append((until_it + [record, record] + from_it, at + 2))
+    if from_it:
+        lists += [(until_it + from_it, at + 1), (until_it + [from_it[0], record] + from_it[1:], at + 1)]
+    return chance.choice(lists)
+
+
+def some_session(chance: random.Random) -> Tuple[bytes, Optional[int]]:
+    """A session file, and what a start has to say: 0 for fine, the line that is refused, None where nobody knows."""
+    records: List[Any] = some_records(chance)
+    level = chance.choice(["none", "cut", "cut", "record", "record", "values", "order", "bytes", "bytes"])
+    verdict: Optional[int] = None
+    if level in ("none", "cut"):
+        verdict = 0
+    elif level == "record":
+        records, verdict = damaged(records, chance)
+    elif level == "values":
+        at = chance.randrange(len(records))
+        records[at] = bent(records[at], chance)
+    elif level == "order":
+        records = [{**record, "seq": seq} for seq, record in enumerate(shaken(records, chance), 1)]
+    dump = chance.choice([json.dumps, _json])
+    data = "".join(dump(record) + "\n" for record in records).encode("utf-8", "surrogatepass")
+    if level == "cut":
+        data = data[:chance.randint(0, len(data))]
+    for _ in range(chance.choice([1, 1, 3]) if level == "bytes" else 0):
+        data = scratched(data, chance)
+    return data, verdict
+
+
+def without_its_torn_tail(data: bytes) -> bytes:
+    """The whole lines of a file but for a last one that is no JSON."""
+    whole = data[:data.rfind(b"\n") + 1]
+    last = whole[:-1].rpartition(b"\n")[2]
+    try:
+        strict(last.decode())
+    except ValueError:
+        return whole[:len(whole) - len(last) - 1] if whole == data else whole
+    return whole
+
+
+def fuzz_file(chance: random.Random, place: Path) -> str:
+    """A start on a bent session: refused and untouched, or opened, closed and good for another turn."""
+    path = place / f"{SESSION}.jsonl"
+    data, verdict = some_session(chance)
+    _write_private(path, data)
+    good = without_its_torn_tail(data)
+    try:
+        with opened_again(path) as history:
+            assert verdict in (None, 0), f"line {verdict} is wrong"
+            check_opened(path, data, good, history.notices)
+            gated = check_next_turn(path, history, chance)
+    except mino.MinoError as refusal:
+        line = re.search(re.escape(str(path)) + r", line (\d+): ", str(refusal))
+        assert line and 1 <= int(line[1]) <= data.count(b"\n"), refusal
+        assert verdict in (None, int(line[1])), f"{refusal} ({verdict})"
+        assert path.read_bytes() == data and os.listdir(place) == [path.name]
+        return "refused"
+    return ("repaired" if good != data else "opened") + (", gate" if gated else "")
+
+
+def check_opened(path: Path, data: bytes, good: bytes, notices: List[str]) -> None:
+    """What was good is there, what was cut off is kept, an open turn is closed; a second start changes nothing."""
+    now, copies = path.read_bytes(), sorted(path.parent.glob("*-recovery-*.jsonl"))
+    assert now.startswith(good) and len(os.listdir(path.parent)) == 1 + len(copies)
+    assert [copy.read_bytes() for copy in copies] == [data] * (good != data)
+    assert all(copy.stat().st_mode & 0o777 == 0o600 and str(copy) in notices[0] for copy in copies)
+    closing = [strict(line) for line in now[len(good):].decode().split("\n")[:-1]]
+    assert [record["kind"] for record in closing] == ["tool_result"] * (len(closing) - 1) + ["turn_end"] * bool(closing)
+    assert all(record["result"]["status"] in ("unknown", "not_executed") for record in closing[:-1])
+    assert not closing or closing[-1]["status"] == "interrupted"
+    assert len(notices) == len(copies) + bool(closing)
+    with opened_again(path) as history:
+        assert not history.notices and path.read_bytes() == now
+
+
+def check_next_turn(path: Path, history: mino.History, chance: random.Random) -> bool:
+    """A question gets the same context before and after another start; whether a result had to be acknowledged."""
+    stage, saved, gated = Stage(path, chance), path.read_bytes(), bool(history.unacknowledged)
+    if gated:
+        try:
+            raise AssertionError(mino.Agent(history, stage, stage, stage.run, "/", "/home/me").ask("Next?"))
+        except mino.MinoError:
+            assert path.read_bytes() == saved and not stage.contexts
+        history.acknowledge()
+    assert stage.ask(history, "And now?") == "answered"
+    with opened_again(path) as again:
+        assert not again.notices and not again.unacknowledged
+        told = next_context(again)
+    assert told.startswith(stage.contexts[0] + b",")
+    check_context(told, path)
+    return gated
+
+
+# What the cuts of the reads may change: nothing.
+
+
+def fuzz_pieces(chance: random.Random, place: Path) -> str:
+    """A stream gives the same events, words and response whole, byte by byte and in pieces of chance."""
+    data, _ = some_stream(chance)
+    ways = [[data], single_bytes(data[:4000]) + [data[4000:]], *(random_pieces(data, chance) for _ in range(3))]
+    first, *others = [(parsed(*pieces), outcome_of(pieces)) for pieces in ways]
+    assert all(other == first for other in others), (data, first, others)
+    return first[1][0]
+
+
+def outcome_of(pieces: List[bytes]) -> Tuple[str, Any, List[str]]:
+    """The response of a stream or its error, and what it shows."""
+    shown: List[str] = []
+    try:
+        found: Tuple[str, Any] = ("a response", heard(pieces, shown.append))
+    except mino.RequestError as error:
+        found = ("an error", str(error))
+    return (*found, ["".join(shown)])
+
+
+# The real program.
+
+
+def wire_cuts() -> Dict[str, Tuple[bytes, int]]:
+    """A response with one call as it goes over the wire, by its framing, and from how many bytes on it is complete."""
+    item = call_item("echo ran >> ran")
+    body = sse(item_done(item), completed(item))
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:99], body[99:]))
+    wires = {"chunked": head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n",
+             "close": head + b"Connection: close\r\n\r\n" + body,
+             "length": head + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)}
+    # Mino reads no further than the event; where the connection's end is that of the body, the blank line may miss.
+    return {framing: (wire, wire.rindex(b"\n\n") + (1 if framing == "close" else 2)) for framing, wire in wires.items()}
+
+
+def comes(mino: Mino, *texts: str, timeout: float = PATIENCE) -> str:
+    """Wait for one of these texts after what was expected last; returns it."""
+    found = until(lambda: [text for text in texts if mino.text.find(text, mino._seen) >= 0], f"one of {texts}", timeout)
+    mino.expect(found[0])
+    return found[0]
+
+
+def run_cuts(place: Path, step: int) -> Tuple[int, List[str]]:
+    """How often one Mino was asked, and what was wrong: a reply that is cut at every `step`th byte runs nothing.
+
+    Whoever sits at the terminal approves whatever is asked for; before and after the cuts the whole reply does run.
+    """
+    wrong: List[str] = []
+    cuts = [(framing, cut) for framing, (wire, whole) in wire_cuts().items()
+            for cut in [len(wire), *range(whole - 1, -1, -step), whole, len(wire)]]
+    with Wire() as wire, Mino(Home(place).configure(f"http://127.0.0.1:{wire.port}/v1")) as mino:
+        mino.expect("You> ")
+        runs, wires = 0, wire_cuts()
+        for asked, (framing, cut) in enumerate(cuts):
+            if step == 1 and asked % 500 == 499:
+                print(f"  cuts: {asked + 1:,} of {len(cuts):,}, {len(wrong)} wrong", flush=True)
+            data, whole = wires[framing]
+            wire.reply = data[:cut]
+            mino.line("Go.")
+            mino.expect("Assistant> ")
+            approved = comes(mino, APPROVE, "\nYou> ") == APPROVE
+            if approved:
+                wire.reply = ok(HELLO)
+                mino.line("y")
+                mino.expect("\nYou> ")
+                runs += 1
+            if approved != (cut >= whole):
+                wrong.append(f"{framing}, {cut} of {len(data)} bytes: {'a call' if approved else 'no call'}")
+        ran = (mino.home.work / "ran").read_text() if runs else ""
+        starts = mino.home.kinds().count("tool_start")
+        if not ran == "ran\n" * runs or starts != runs or len(wire.seen) != len(cuts) + runs:
+            wrong.append(f"{runs} approvals, {starts} starts, {len(wire.seen)} requests, {ran!r}")
+    return len(cuts), wrong
+
+
+def slowly(data: bytes, quiet: threading.Event) -> Iterator[bytes]:
+    """A byte every few milliseconds, then nothing until `quiet` is set."""
+    for byte in single_bytes(data):
+        quiet.wait(0.003)
+        yield byte
+    quiet.wait(HOLD_LIMIT)
+
+
+def endless(begin: bytes, more: bytes) -> Iterable[bytes]:
+    """A beginning, and more of the same without end."""
+    return itertools.chain([begin], itertools.repeat(more))
+
+
+CHUNKED = ok(b"").replace(b"Connection: close", b"Transfer-Encoding: chunked")
+FLOODS: Dict[str, Iterable[bytes]] = {
+    "10,000 headers": [b"HTTP/1.1 200 OK\r\n", b"A: b\r\n" * 10_000, b"\r\n"],
+    "headers without end": endless(b"HTTP/1.1 200 OK\r\n", b"A: b\r\n" * 100),
+    "one header without end": endless(b"HTTP/1.1 200 OK\r\nA: ", b"x" * 4096),
+    "a status line without end": endless(b"HTTP/1.1 200 ", b"x" * 4096),
+    "100 Continue without end": endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "100 Continue with headers, without end": endless(b"", b"HTTP/1.1 100 Continue\r\n" + b"A: b\r\n" * 50 + b"\r\n"),
+    "100 Continue with one header without end": endless(b"HTTP/1.1 100 Continue\r\nA: ", b"x" * 4096),
+    "trailers without end": endless(CHUNKED + b"0\r\n", b"A: b\r\n" * 100),
+    "a chunk size without end": endless(CHUNKED, b"0" * 4096),
+    "comments without end": endless(ok(b""), b": on\n" * 100),
+    "an error without end": endless(ok(b"").replace(b"200 OK", b"500 No"), b" " * 4096),
+}
+SLOW = {"a slow stream that stops": ok(sse(*events(message_item("Hi."))[:-1])), "slow headers that stop": ok(b"")[:-2]}
+
+
+def run_flood(name: str, place: Path, patience: float = 2.0) -> str:
+    """What is wrong after a hostile reply: it is one clean error, or Ctrl+C ends it at once."""
+    quiet = threading.Event()
+    reply = slowly(SLOW[name], quiet) if name in SLOW else FLOODS[name]
+    with Wire(reply) as wire, Mino(Home(place).configure(f"http://127.0.0.1:{wire.port}/v1")) as mino:
+        mino.ask("Go.")
+        mino.expect("Assistant> ")
+        try:
+            comes(mino, "\nYou> ", timeout=patience)
+        except AssertionError:
+            mino.type("\x03")
+        else:
+            mino.line("/exit")
+        began = time.monotonic()
+        try:
+            status, kinds = mino.wait(), mino.home.kinds()
+        except AssertionError as error:
+            return str(error)
+        finally:
+            quiet.set()
+    taken, errors = time.monotonic() - began, mino.text.count("Error: ")
+    expected = [(0, 1, "turn_end failed"), (130, 0, "turn_end cancelled")]
+    if (status, errors, kinds[-1]) in expected and taken < SIGNAL_SECONDS and "Traceback" not in mino.text:
+        return ""
+    return f"exit status {status} after {taken:.1f} s, {kinds}, {mino.text[-500:]!r}"
+
+
+# Running them.
+
+PARTS = {"streams": fuzz_stream, "files": fuzz_file, "pieces": fuzz_pieces}
+
+
+class Hangs(BaseException):
+    """A case took too long."""
+
+
+def fuzz_case(seed: int, part: str, number: int) -> str:
+    """What one case came to; raises AssertionError, or whatever else went wrong."""
+    global _number
+
+    def hangs(signum: int, frame: Any) -> None:
+        raise Hangs(f"not done in {CASE_SECONDS:g} s")
+
+    kept = _number, signal.signal(signal.SIGALRM, hangs)
+    _number = itertools.count(1)  # so that identifiers are those of the case
+    signal.setitimer(signal.ITIMER_REAL, CASE_SECONDS)
+    try:
+        with tempfile.TemporaryDirectory(dir=IN_MEMORY) as place:
+            return PARTS[part](random.Random(f"{seed} {part} {number}"), Path(place))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _number, _ = kept
+        signal.signal(signal.SIGALRM, kept[1])
+
+
+def fuzz_part(seed: int, part: str) -> bool:
+    """Runs the cases of a part and tells of them; whether all of them were run and none was wrong."""
+    began = told = time.process_time()
+    outcomes: Counter[str] = Counter()
+    wrong = number = 0
+    cases = FUZZ_CASES[part]
+    for number in range(1, cases + 1):
+        try:
+            outcomes[fuzz_case(seed, part, number)] += 1
+        except (Exception, Hangs):
+            wrong += 1
+            if wrong <= 3:
+                print(traceback.format_exc()[-3000:], end="")
+                print(f"WRONG: python mino_test.py fuzz {seed} {part} {number}", flush=True)
+        now = time.process_time()
+        if now - told > 5:
+            told = now
+            print(f"  {part}: {number:,} of {cases:,}, {wrong} wrong, {now - began:.0f} s", flush=True)
+        if now - began > FUZZ_SECONDS:
+            break
+    late = "" if number == cases else f" (TIME RAN OUT before {cases:,})"
+    came = ", ".join(f"{outcome} {count:,}" for outcome, count in sorted(outcomes.items()))
+    print(f"{part}: {number:,} cases{late}, {wrong} wrong, {time.process_time() - began:.0f} s: {came}", flush=True)
+    return not wrong and not late
+
+
+def fuzz(arguments: List[str]) -> int:
+    """All parts, or with SEED PART NUMBER one case; returns 1 where something is wrong or was not reached in time."""
+    seed = int(arguments[0]) if arguments else random.SystemRandom().randrange(10**6)
+    if arguments[1:]:
+        print(fuzz_case(seed, arguments[1], int(arguments[2])))
+        return 0
+    print(f"seed {seed}", flush=True)
+    fine = [fuzz_part(seed, part) for part in PARTS]
+    with tempfile.TemporaryDirectory() as place:
+        count, wrong = run_cuts(Path(place) / "cuts", 1)
+        print(*wrong[:20], f"cuts: {count:,} replies, {len(wrong)} wrong", sep="\n", flush=True)
+        floods = {name: run_flood(name, Path(place) / str(n)) for n, name in enumerate([*SLOW, *FLOODS])}
+    wrong += [f"{name}: {what}" for name, what in floods.items() if what]
+    print(*(f"WRONG: {name}: {what}" for name, what in floods.items() if what),
+          f"floods: {len(floods)} replies, {sum(map(bool, floods.values()))} wrong", sep="\n")
+    return int(bool(wrong) or not all(fine))
+
+
+@pytest.mark.parametrize("part, count", [("streams", 100), ("files", 150), ("pieces", 50)])
+def test_bent_things_keep_the_promises(part: str, count: int) -> None:
+    outcomes = {fuzz_case(1, part, number) for number in range(count)}
+    assert outcomes >= {"streams": {"answered", "answered, something ran", "error"},
+                        "files": {"refused", "opened", "repaired", "opened, gate", "repaired, gate"},
+                        "pieces": {"a response", "an error"}}[part]
+
+
+def test_a_call_cut_at_any_byte_of_the_wire_does_not_run(tmp_path: Path) -> None:
+    assert run_cuts(tmp_path, 197)[1] == []
+
+
+def test_a_reply_that_gets_nowhere_ends_with_ctrl_c(tmp_path: Path) -> None:
+    assert run_flood("100 Continue without end", tmp_path, patience=0.3) == ""
+
+
+# ---- 26. The speed table --------------------------------------------------------------------------------------------
 # `python mino_test.py bench`: what Mino takes, against what a reference takes in the same run on the same machine. CPU
 # times are those of this process, so the services it reads from are forks; each figure is the median of several runs.
 
@@ -7253,7 +7958,7 @@ def bench_body(session: Path) -> Row:
                median_of(lambda: cpu_of(lambda: json.dumps(value))), 0.2)
 
 
-# ---- 26. Running this file ------------------------------------------------------------------------------------------
+# ---- 27. Running this file ------------------------------------------------------------------------------------------
 # `python mino_test.py`: the practice service on this machine, and Mino with it, in a home that stays for next time.
 # Signals reach Mino as they would without us; its exit status is ours. `python mino_test.py test`: the suite.
 
@@ -7312,8 +8017,11 @@ def main(arguments: List[str]) -> int:
         return run_suite(arguments[1:])
     if arguments in (["bench"], ["sweep"]):
         return bench() if arguments == ["bench"] else sweep()
+    if re.fullmatch(r"fuzz( \d+( (%s) \d+)?)?" % "|".join(PARTS), " ".join(arguments)):
+        return fuzz(arguments[1:])
     if arguments:
-        print("usage: python mino_test.py [bench | sweep | test [PYTEST ARGUMENTS]]", file=sys.stderr)
+        usage = "usage: python mino_test.py [bench | sweep | fuzz [SEED [PART NUMBER]] | test [PYTEST ARGUMENTS]]"
+        print(usage, file=sys.stderr)
         return 2
     return practise()
 
