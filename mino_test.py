@@ -2029,6 +2029,13 @@ def test_each_section_uses_only_names_from_those_above_it() -> None:
     assert len(homes) > 100 and early == []
 
 
+def test_no_name_is_given_twice_in_this_file() -> None:
+    """The second test of a name would hide the first."""
+    statements = ast.parse(Path(__file__).read_text(encoding="utf-8")).body
+    names = Counter(name for statement in statements for name in defined_by(statement))
+    assert [name for name, times in names.items() if times > 1] == []
+
+
 def test_importing_mino_does_no_work() -> None:
     *body, guard = ast.parse(SOURCE).body
     assert ast.unparse(guard).startswith("if __name__ == '__main__':")
@@ -7183,7 +7190,7 @@ def some_events(chance: random.Random) -> List[Dict[str, Any]]:
     found = events(*items, chunks=[text[:cut], text[cut:]])
     if chance.random() < 0.1:
         found[-1] = completed()  # the items are those of the events alone
-    return [*found[:-1], chance.choice(ENDINGS)] if chance.random() < 0.1 else found
+    return [*found[:-1], chance.choice(BAD_ENDS)] if chance.random() < 0.1 else found
 
 
 def odd_call(chance: random.Random) -> Dict[str, Any]:
@@ -7192,7 +7199,7 @@ def odd_call(chance: random.Random) -> Dict[str, Any]:
                                      {"arguments": chance.choice(list(BAD_ARGUMENTS.values()))}])
 
 
-ENDINGS = [failed(f"No: {KEY} {HOSTILE}"), incomplete("max_output_tokens"), {"type": "error", "message": "No."},
+BAD_ENDS = [failed(f"No: {KEY} {HOSTILE}"), incomplete("max_output_tokens"), {"type": "error", "message": "No."},
            {"error": {"message": "No."}}, completed(message_item("Early."))]
 
 
@@ -7222,7 +7229,7 @@ def some_stream(chance: random.Random) -> Tuple[bytes, Optional[bool]]:
         for at in chance.choices([*range(len(found)), len(found) - 1, len(found) - 1], k=chance.choice([1, 1, 2])):
             found[at] = bent(found[at], chance)
     for _ in range(chance.choice([1, 1, 3]) if level in ("events", "all") else 0):
-        found = shaken(found, chance, ENDINGS) or found
+        found = shaken(found, chance, BAD_ENDS) or found
     data = wire_form(found, chance)
     for _ in range(chance.choice([1, 1, 3, 10]) if level in ("bytes", "all") else 0):
         data = scratched(data, chance)
