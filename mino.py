@@ -1863,6 +1863,7 @@ class Terminal:
         self._encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
         self._modes = termios.tcgetattr(0) if os.isatty(0) else None
         self._job_control = signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
+        self._continued = False  # since Ctrl+Z was pressed
 
     # Output.
 
@@ -1963,7 +1964,8 @@ class Terminal:
                 line = self._stoppable(read, prompt)
             except Stopped as stopped:
                 draft = stopped.args[0]
-                os.kill(os.getpid(), signal.SIGTSTP)
+                if not self._continued:
+                    os.kill(os.getpid(), signal.SIGTSTP)
             except EOFError:
                 self._column_0 = self._newline_at_eof and read is input
                 raise
@@ -1980,6 +1982,12 @@ class Terminal:
 
         def stop(signum: int, frame: Any) -> None:
             signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+            # A parent that was stopped too (`make run`) may have given the terminal away already. Then giving up the
+            # editor's modes stops this process, and stopping once more after `fg` would leave it stopped for good.
+            self._continued = False
+            signal.signal(signal.SIGCONT, self._note_continued)
+            for waking in (signal.SIGALRM, signal.SIGCONT):
+                signal.siginterrupt(waking, False)  # or getpass gives up on the modes, and reads the key with echo
             raise Stopped(self._readline.get_line_buffer() if self._readline and read is input else "")
 
         if self.interactive and self._job_control:
@@ -1993,6 +2001,10 @@ class Terminal:
         finally:
             if self._job_control:
                 signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+                signal.siginterrupt(signal.SIGALRM, True)
+
+    def _note_continued(self, signum: int, frame: Any) -> None:
+        self._continued = True
 
     def question(self) -> Optional[str]:
         """The next line typed at `You> `, None at the end of input; raises MinoError for one that cannot be sent."""

@@ -2995,8 +2995,9 @@ def test_a_recalled_question_is_sent_as_it_was_asked(home: Home, service: Servic
 class Shell:
     """A bash with job control in which Mino was started as a person does."""
 
-    def __init__(self, home: Home) -> None:
-        """Say where; `with` starts it."""
+    def __init__(self, home: Home, program: Path = MINO) -> None:
+        """Say where, and what starts Mino; `with` starts it."""
+        self.program = program
         script = home.place / "shell.py"
         script.write_text("import os\nos.execv('/bin/bash', ['bash', '--noprofile', '--norc', '-i'])", encoding="utf-8")
         self.mino = Mino(home, launcher=script, env={"PS1": "shell$ ", "HISTFILE": None})
@@ -3005,7 +3006,7 @@ class Shell:
         """Start the shell, and Mino in it."""
         self.mino.__enter__()
         self.mino.expect("shell$ ")
-        self.mino.line(f"{shlex.quote(sys.executable)} {shlex.quote(str(MINO))}")
+        self.mino.line(f"{shlex.quote(sys.executable)} {shlex.quote(str(self.program))}")
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -3016,6 +3017,27 @@ class Shell:
         """Press Ctrl+Z, which must give the terminal back to the shell."""
         self.mino.type("\x1a")
         assert "Stopped" in self.mino.expect("shell$ ")
+
+    def stop_parent_first(self) -> int:
+        """What Ctrl+Z does when the parent is the faster one: the shell takes the terminal back before Mino knows.
+
+        Returns Mino's process id.
+        """
+        parent, mino_ = self.mino.children()
+        self._until_state("S", mino_)  # it reads: who comes to that later, in the background, is stopped for it
+        os.kill(parent, signal.SIGSTOP)
+        assert "Stopped" in self.mino.expect("shell$ ")
+        os.kill(mino_, signal.SIGTSTP)
+        self._until_state("T", mino_)
+        return mino_
+
+    def _until_state(self, state: str, pid: int) -> None:
+        """Wait until a process has this state, as ps and /proc name it."""
+        def now() -> str:
+            if os.path.exists("/proc/self/stat"):
+                return _read_file(f"/proc/{pid}/stat").rpartition(b") ")[2][:1].decode()
+            return subprocess.check_output(["ps", "-o", "stat=", "-p", str(pid)]).decode().strip()[:1]
+        until(lambda: now() == state, f"the state is {state}")
 
     def resume(self) -> None:
         """Type fg."""
@@ -3043,6 +3065,47 @@ def test_control_z_and_fg_keep_the_draft_of_a_question(home: Home, service: Serv
         shell.mino.line("lo")
         assert shell.leave() == 0
     assert asked(service) == ["Hello"]
+
+
+def parent_of_mino(home: Home) -> Path:
+    """A program that starts Mino in its own process group, as make does; a tick would make Mino read again too soon."""
+    script = home.place / "run_mino.py"
+    script.write_text("import subprocess, sys\nsys.exit(subprocess.call("
+                      f"[sys.executable, {str(launcher(home.place, TICK_SECONDS=60))!r}]))", encoding="utf-8")
+    return script
+
+
+def test_control_z_and_fg_work_below_a_parent_that_stops_first(home: Home, service: Service) -> None:
+    skip_without_gnu_readline()
+    service.script(answer("Hi."))
+    with Shell(home, parent_of_mino(home)) as shell:
+        shell.mino.expect("You> ")
+        shell.mino.type("Hel")
+        shell.mino.expect("Hel")
+        shell.stop_parent_first()
+        shell.resume()
+        shell.mino.expect("You> Hel")
+        shell.mino.line("lo")
+        assert shell.leave() == 0
+    assert asked(service) == ["Hello"]
+
+
+@pytest.mark.parametrize("ticked", [False, True])
+def test_control_z_and_fg_keep_the_key_hidden_below_a_parent_that_stops_first(ticked: bool, home: Home,
+                                                                              service: Service) -> None:
+    home.config.write_text(json.dumps({"base_url": service.url, "model": "tiny"}), encoding="utf-8")
+    with Shell(home, parent_of_mino(home)) as shell:
+        shell.mino.expect("(input hidden): ")
+        until(lambda: not shell.mino.echo_is_on(), "echo is off")
+        stopped = shell.stop_parent_first()
+        if ticked:  # while it was stopped
+            os.kill(stopped, signal.SIGALRM)
+        shell.resume()
+        shell.mino.expect("(input hidden): ")
+        until(lambda: not shell.mino.echo_is_on(), "echo is off again")
+        shell.mino.line(KEY)
+        assert shell.leave() == 0 and KEY not in shell.mino.text
+    assert json.loads(home.config.read_text())["api_key"] == KEY
 
 
 def test_control_z_and_fg_ask_again_for_an_approval(home: Home, service: Service) -> None:
