@@ -505,7 +505,7 @@ def check_setting(name: str, base_url: str, value: str) -> str:
             return ""
         raise MinoError("The API key may be left blank only for a service on this machine.")
     if not value or not value.isprintable():
-        raise MinoError(f"The {name} must be one line of printable text.")
+        raise MinoError(f"The {name} must be one line of printable text, and not blank.")
     return value
 
 
@@ -1872,7 +1872,10 @@ class Terminal:
         if text:
             try:
                 self._signals.wait(write_all, 1, self._encode(text))
-            except OSError:
+            except OSError as error:
+                self._column_0 = True  # as far as anybody will see
+                if error.errno == errno.ENOSPC:
+                    self.error("Standard output goes to a disk that is full.")
                 raise OutputClosed from None
             self._column_0 = text[-1] == "\n"
 

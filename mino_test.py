@@ -1943,6 +1943,13 @@ def test_any_other_argument_is_wrong_usage(fresh: Home, arguments: List[str]) ->
     assert errors.lower().startswith("usage: ") and "\x1b" not in errors and "Traceback" not in errors
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a disk that is always full")
+def test_output_to_a_full_disk_ends_with_a_reason(home: Home, service: Service) -> None:
+    with Mino(home, stdin=b"Hello?\n", stdout=Path("/dev/full"), stderr="pipe") as mino:
+        assert mino.wait() == 1 and service.requests == []
+        assert mino.streams["stderr"] == b"Error: Standard output goes to a disk that is full.\n"
+
+
 def test_help_that_nobody_reads_ends_silently(fresh: Home) -> None:
     assert run_piped(fresh, b"", "--help", launcher=after(fresh.place, "os.close(1)")) == (1, "", "")
 
