@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Mino: a small terminal agent in one file, to be run, and read.
 
-Run `python mino.py`. It talks with a model through the OpenAI Responses API, keeps the conversation in
-an append-only file, and runs a bash command only after you have read and approved it.
+Run `python mino.py`. It talks with a model through the OpenAI Responses API, keeps each conversation in
+an append-only file of its own, and runs a bash command only after you have read and approved it.
 
 The whole agent:
 
@@ -21,13 +21,15 @@ Contents:
     3. interruptions     signals are noted anywhere, and act only where Mino waits
     4. files             private files, settings, instructions
     5. history           records, their order, the context, the log, recovery
-    6. model             bytes to events to one completed response, and HTTP
-    7. bash              definition, prepare, execute
-    8. agent             the loop
-    9. terminal          the only code that prints or asks
-    10. main             wiring, and errors to exit statuses
+    6. conversations     one session file each, and which of them is the current one
+    7. model             bytes to events to one completed response, and HTTP
+    8. bash              definition, prepare, execute
+    9. agent             the loop
+    10. terminal         the only code that prints or asks
+    11. commands         lines for Mino itself: /new and its kind
+    12. main             wiring, and errors to exit statuses
 
-Chapters: 01 chat is sections 6 and 9; 02 history is 5; 03 tools are 7 and 8; 04 recovery ends 5.
+Chapters: 01 chat is sections 7 and 10; 02 history is 5; 03 tools are 8 and 9; 04 recovery ends 5; 05 is 6 and 11.
 
 Promises:
 
@@ -36,7 +38,7 @@ Promises:
     P3  A record is checked, written, synced, and only then believed; after a fault nothing more is written.
     P4  What one run wrote, the next one opens; a torn tail is kept aside, other damage is left untouched.
     P5  After a crash Mino says what is known about a command: it ran, it never started, or nobody knows.
-    P6  The context sent is a function of the file alone.
+    P6  The context sent is a function of the conversation's file alone; nothing of another conversation is in it.
     P7  A response that was not completed neither runs a tool nor counts as an answer.
     P8  A signal at any instruction leaves every turn closed, no child, a sane terminal, the right status.
     P9  Nothing foreign reaches the screen uncleaned, and the API key reaches neither screen, file nor child.
@@ -66,9 +68,9 @@ import time
 from collections import Counter, deque
 from functools import partial
 from itertools import count
-from typing import Any, Callable, NamedTuple, Optional, TypeVar
+from typing import Any, Callable, Iterable, NamedTuple, Optional, TypeVar
 
-__version__ = "0.4.0"  # the minor number is the chapter
+__version__ = "0.5.0"  # the minor number is the chapter
 
 
 # ---- 1. limits -----------------------------------------------------------------------------------
@@ -89,19 +91,24 @@ OUTPUT_BYTES = 65_536  # of a command, kept and sent
 STREAM_BYTES = 8 << 20  # of one response, decoded
 ERROR_BODY_BYTES = 64 << 10  # of a refused request, read for its message
 READ_BYTES = 64 << 10  # at most, from a socket or a pipe at once
-INSTRUCTIONS_BYTES = 64 << 10
+INSTRUCTIONS_BYTES = 64 << 10  # they are sent with every request
 LOAD_BYTES = 1 << 20  # of a session file at once: fewer reads than the default
-RECORD_BYTES = 16 << 20
-FILE_BYTES = 64 << 20
+RECORD_BYTES = 16 << 20  # twice the largest response
+FILE_BYTES = 64 << 20  # opens in two seconds, and is more than a model reads
 RESULT_BYTES = 400  # of a closing record, without its call_id
 RESERVE_BYTES = 8 << 20  # of a file, for closing records: 16 results, each 65,536 bytes escaped to six times that
 
-REQUESTS_PER_TURN = 8
-CALLS_PER_TURN = 16
+REQUESTS_PER_TURN = 8  # a model that has not got there by then goes in circles
+CALLS_PER_TURN = 16  # a person does not read more with care
 CALL_ID_CHARACTERS = 512
 ERROR_CHARACTERS = 300  # of a service's message
 SECRET_CHARACTERS = 8  # a shorter key is a word, and hiding it would garble ordinary text
 RECALLED_QUESTIONS = 500
+ID_CHARACTERS = 8  # of a conversation's id, shown; more where two begin alike
+ID_BEGINNING = 4  # characters that /resume needs at least
+LISTED_COLUMNS = 80  # of a line of /sessions where there is no terminal to fit
+LISTED_BYTES = 8 << 10  # of a conversation's first line, more than a row of any screen
+POINTER_BYTES = 4 << 10  # of active-session.json
 JSON_LEVELS = 200  # Pythons differ in how deep they can read
 ARGUMENTS_LEVELS = 100  # services differ too
 
@@ -229,8 +236,16 @@ def _read_int(digits: str) -> int:
     return int(digits)
 
 
+def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict:
+    """An object, unless a key is given twice: parsers differ in which one counts."""
+    if len({name for name, _ in pairs}) != len(pairs):
+        raise ValueError("a key is given twice")
+    return dict(pairs)
+
+
 STRICT = {"parse_constant": _refuse_constant, "parse_float": _read_float, "parse_int": _read_int}
 DECODER = json.JSONDecoder(**STRICT)
+UNIQUE_DECODER = json.JSONDecoder(object_pairs_hook=_unique_pairs, **STRICT)  # slower; for what decides something
 ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
@@ -359,7 +374,8 @@ You are Mino, a small agent in a person's terminal. Answer in the language you a
 briefly; your answer is shown as plain text while you write it.
 
 What you know of this conversation is the context of this request: Mino rebuilds it from its session file
-each time. You remember nothing else, and you do not see the person's files or screen.
+each time. You remember nothing else: the person may have other conversations with you, and nothing of them is
+here. You do not see the person's files or screen either.
 
 You have one tool, `bash`. It runs one command with `/bin/bash`, in the directory Mino was started in, with the
 person's own permissions: there is no sandbox. Standard input is empty, no terminal is attached, and no state
@@ -422,7 +438,7 @@ def sync(fd: int) -> None:
 
 
 def open_private(path: str, flags: int) -> int:
-    """A descriptor of a regular file with mode 0600; raises OSError, or MinoError for what is there and is none."""
+    """A descriptor of a regular file that only its owner can use; raises OSError, or MinoError for what is there and is none."""
     refused = MinoError(f"{path} is not a regular file (a link, a directory or a pipe); move it away.")
     try:
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
@@ -430,10 +446,12 @@ def open_private(path: str, flags: int) -> int:
         if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
             raise refused from None
         raise
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
         os.close(fd)
         raise refused
-    os.fchmod(fd, 0o600)
+    if stat.S_IMODE(mode) not in (0o600, 0o400):
+        os.fchmod(fd, 0o600)
     return fd
 
 
@@ -562,7 +580,7 @@ def load_instructions(path: str) -> str:
 
 
 # ---- 5. history ----------------------------------------------------------------------------------
-# A session is a file of JSON lines, only ever appended to:
+# A session is a file of JSON lines, to which is only ever appended (recovery cuts off a torn end):
 #
 #     {"v":2,"seq":1,"turn_id":"<32 hex>","kind":"user_message","text":"Hi"}
 #     {"v":2,"seq":2,"turn_id":"<32 hex>","kind":"model_response","text":"Hello","output":[...]}
@@ -617,7 +635,7 @@ UNKNOWN = {
 }
 NOT_EXECUTED = {"status": "not_executed", "output": "The turn ended before this call was started. It was not executed."}
 
-TURN_ID = re.compile("[0-9a-f]{32}")
+ID = re.compile("[0-9a-f]{32}")
 SESSION_FILE = re.compile(r"([0-9a-f]{32})\.jsonl")
 
 
@@ -778,6 +796,7 @@ class History:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.session_id = os.path.basename(path)[: -len(".jsonl")]
         self.notices: list[str] = []
         self.questions: deque[str] = deque(maxlen=RECALLED_QUESTIONS)
         self.unacknowledged: dict[str, tuple[str, ...]] = {}  # turn_id: commands that may have run
@@ -792,6 +811,11 @@ class History:
         self._fd = open_private(path, os.O_RDWR | os.O_APPEND)
 
     # The turn, step by step.
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever said."""
+        return not self._seq
 
     def begin(self, text: str) -> None:
         """Saves a question, which opens a turn."""
@@ -829,7 +853,7 @@ class History:
 
         It is read from the file; a closed turn once, at the first request after it.
         """
-        self._check_unchanged()
+        self.check_unchanged()
         self._sent += [self._input(start, end) for start, end in self._closed]
         self._closed.clear()
         return self._sent + [self._input(self._turn_at, self._size)]
@@ -842,10 +866,11 @@ class History:
             self._broken = True
             raise StorageError(f"{self.path} cannot be read as it was written any more; the next start checks it.") from None
 
-    def _check_unchanged(self) -> None:
-        """Raises StorageError when another program wrote into the file, or removed it: what is known of it holds no more."""
+    def check_unchanged(self) -> None:
+        """Raises StorageError when another program wrote into the file, or moved it: what is known of it holds no more."""
         now = os.fstat(self._fd)
-        if now.st_size != self._size or not now.st_nlink:
+        in_place = os.path.lexists(self.path) and os.path.samestat(now, os.lstat(self.path))
+        if now.st_size != self._size or not in_place:
             self._broken = True
             raise StorageError(f"{self.path} was changed by another program. Nothing more is written; the next start checks it.")
 
@@ -865,7 +890,7 @@ class History:
                 raise RecordError(f"Refused to save a {record['kind']}: {error}.") from None
             checked.append((turn, record, line))
         self._check_size(checked)
-        self._check_unchanged()
+        self.check_unchanged()
         data = b"".join(line for _, _, line in checked)
         self._broken = True  # until the disk has confirmed
         try:
@@ -892,7 +917,7 @@ class History:
         if max(len(line) for _, _, line in checked) > RECORD_BYTES:
             raise RecordError(f"The record is larger than {RECORD_BYTES >> 20} MiB; nothing of it was saved.")
         if total > FILE_BYTES - reserve:
-            raise RecordError(f"The session is full. Move {self.path} away to begin a new conversation.")
+            raise RecordError("The session is full. Type /new to begin another conversation.")
 
     def _check(self, turn: Turn, record: Any, seq: int) -> Turn:
         """Where the file stands after the record. Raises RecordError; changes nothing."""
@@ -918,7 +943,7 @@ class History:
 
     def _after_user_message(self, turn: Turn, record: dict) -> Turn:
         text, turn_id = record["text"], record["turn_id"]
-        if not TURN_ID.fullmatch(turn_id) or turn_id in self._turn_ids:
+        if not ID.fullmatch(turn_id) or turn_id in self._turn_ids:
             raise RecordError("turn_id is not 32 lowercase hexadecimal characters, or was used before")
         if not text.strip() or has_surrogate(text):
             raise RecordError("text is blank or no valid Unicode")
@@ -1013,7 +1038,7 @@ class History:
         """
         size = os.fstat(self._fd).st_size
         if size > FILE_BYTES:
-            raise MinoError(f"{self.path} is larger than {FILE_BYTES >> 20} MiB; move it away to begin a new conversation.")
+            raise MinoError(f"{self.path} is larger than {FILE_BYTES >> 20} MiB.")
         number = 0
         gc.disable()  # nothing here is garbage, and looking for it takes half the time
         try:
@@ -1029,9 +1054,7 @@ class History:
                         raise RecordError("malformed JSON, or invalid UTF-8") from None
                     self._believe(self._check(self.turn, record, number), record, len(line))
         except RecordError as error:
-            raise MinoError(
-                f"{self.path}, line {number}: {error}. The file was not changed; move it away to begin a new conversation."
-            ) from None
+            raise MinoError(f"{self.path}, line {number}: {error}. The file was not changed.") from None
         finally:
             gc.enable()
             gc.freeze()
@@ -1040,14 +1063,17 @@ class History:
     def recover(self, good: int) -> None:
         """Cuts off what follows the good bytes, after saving the whole file beside it, and closes an open turn.
 
-        Runs nothing and sends nothing; leaves a notice of each thing done.
+        Runs nothing and sends nothing; leaves a notice of each thing done. Raises StorageError.
         """
-        if good != os.fstat(self._fd).st_size:
-            copy = f"{self.path[:-len('.jsonl')]}-recovery-{os.urandom(4).hex()}.jsonl"
-            write_private(copy, read_private(self.path, FILE_BYTES), os.replace)
-            self.notices.append(f"The end of the session file was damaged and cut off. The original was saved as {copy}.")
-            os.ftruncate(self._fd, good)
-            sync(self._fd)
+        try:
+            if good != os.fstat(self._fd).st_size:
+                copy = f"{self.path[:-len('.jsonl')]}-recovery-{os.urandom(4).hex()}.jsonl"
+                write_private(copy, read_private(self.path, FILE_BYTES), os.replace)
+                self.notices.append(f"The end of the session file was damaged and cut off. The original was saved as {copy}.")
+                os.ftruncate(self._fd, good)
+                sync(self._fd)
+        except OSError as error:
+            raise StorageError(f"{self.path} cannot be repaired: {error.strerror or error}.") from None
         if self.turn.turn_id:
             called = bool(self.turn.call_ids)
             self.close_turn("interrupted")
@@ -1057,6 +1083,162 @@ class History:
                 else "An interrupted turn was kept but left out of the context. It was not retried."
             )
 
+    def close(self) -> None:
+        """Lets go of the file."""
+        os.close(self._fd)
+
+
+@naming_its_file
+def open_session(path: str, signals: Signals) -> History:
+    """The session, checked and recovered. Raises MinoError for one that is refused, StorageError for one that cannot be mended."""
+    history = History(path)
+    try:
+        history.recover(signals.wait(history.load))
+    except BaseException:
+        history.close()
+        raise
+    return history
+
+
+# ---- 6. conversations ----------------------------------------------------------------------------
+# Each conversation is a session file of its own, and active-session.json names the current one:
+#
+#     {"v": 1, "session_id": "<32 hex>"}
+#
+# It is replaced as a whole, and another conversation becomes the current one only when the disk has confirmed that.
+# Where it names a file that is missing or refused, or is of no use while there are several, Mino does not guess. A
+# conversation that cannot be opened does not keep the others from being used.
+
+
+class Listed(NamedTuple):
+    """One conversation, as much of it as a list shows."""
+
+    short_id: str
+    is_current: bool
+    changed: float  # seconds since 1970
+    size: int  # bytes
+    question: str  # the first one, or in parentheses why there is none
+
+
+class Conversations:
+    """Those of one ~/.mino, locked by this process for as long as it lives. `current` is None when none is selected."""
+
+    def __init__(self, root: str, signals: Signals) -> None:
+        self.current: Optional[History] = None
+        self._directory = os.path.join(root, "sessions")
+        self._pointer = os.path.join(root, "active-session.json")
+        self._signals = signals
+        lock_sessions(os.path.join(root, "sessions.lock"))
+
+    def last(self) -> History:
+        """The conversation to go on with, or a first one. Raises MinoError where that is a guess, and when it is refused."""
+        ids, named, wrong = self._ids(), "", ""
+        try:
+            named = read_pointer(self._pointer)
+        except MinoError as error:
+            if len(ids) > 1 or os.path.isdir(self._pointer):
+                raise
+            wrong = f"{error} There is only one conversation, so Mino goes on with that."
+        if named and named not in ids:
+            raise MinoError(f"{self._path(named)}, the last conversation, is missing.")
+        if not named and len(ids) > 1:
+            raise MinoError(f"There are several conversations, and {self._pointer}, which says where to go on, is missing.")
+        history = self.open(named or ids[0]) if ids else self.create()
+        history.notices += [wrong] * bool(wrong)
+        return history
+
+    def create(self) -> History:
+        """A new, empty conversation. Raises StorageError."""
+        self._check_pointer()
+        session_id = new_id()
+        try:
+            os.close(open_private(self._path(session_id), os.O_RDWR | os.O_CREAT | os.O_EXCL))
+            sync_directory(self._directory)
+        except OSError as error:
+            raise StorageError(f"{self._directory}: {error.strerror or error}. It is not known whether a conversation was begun.") from None
+        return self._open_written(session_id)
+
+    def open(self, session_id: str) -> History:
+        """A conversation, checked and recovered; it is not the current one before `select`."""
+        return open_session(self._path(session_id), self._signals)
+
+    def select(self, history: History) -> None:
+        """Makes a conversation the current one, also for the next start. Raises StorageError."""
+        self._check_pointer()
+        if not self._points_to(history.session_id):
+            pointer = json.dumps({"v": 1, "session_id": history.session_id}) + "\n"
+            try:
+                write_private(self._pointer, pointer.encode(), os.replace)
+            except OSError as error:
+                raise StorageError(
+                    f"{self._pointer}: {error.strerror or error}. It is not known with which conversation the next start goes on."
+                ) from None
+        if self.current and self.current is not history:
+            self.current.close()
+        self.current = history
+
+    def clear(self, history: History) -> None:
+        """Puts an empty file in the place of the current conversation's. Raises StorageError."""
+        history.check_unchanged()
+        try:
+            write_private(history.path, b"", os.replace)
+        except OSError as error:
+            raise StorageError(f"{history.path}: {error.strerror or error}. It is not known whether the conversation was cleared.") from None
+        self.select(self._open_written(history.session_id))
+
+    def find(self, beginning: str) -> str:
+        """The one id that begins so; raises MinoError when there is none, or more than one."""
+        if not re.fullmatch("[0-9a-f]+", beginning):
+            raise MinoError("An id consists of the digits 0 to 9 and the letters a to f. Type /sessions.")
+        if len(beginning) < ID_BEGINNING:
+            raise MinoError(f"At least {ID_BEGINNING} characters of the id are needed. Type /sessions.")
+        found = [session_id for session_id in self._ids() if session_id.startswith(beginning)]
+        if len(found) != 1:
+            raise MinoError(f"{'More than one' if found else 'No'} conversation has an id that begins like that. Type /sessions.")
+        return found[0]
+
+    def short_id(self, session_id: str) -> str:
+        """The beginning of an id that no other one has."""
+        return short_ids(self._ids())[session_id]
+
+    def listed(self) -> list[Listed]:
+        """All of them, the one changed last first."""
+        return self._signals.wait(self._listed)
+
+    def _listed(self) -> list[Listed]:
+        found = []
+        for session_id, short_id in short_ids(self._ids()).items():
+            look = first_look(self._path(session_id))
+            if look:
+                found.append(Listed(short_id, self.current is not None and session_id == self.current.session_id, *look))
+        return sorted(found, key=lambda listed: -listed.changed)
+
+    def _open_written(self, session_id: str) -> History:
+        """A conversation whose file was just written: when it cannot be opened, what is on the disk is not known."""
+        try:
+            return self.open(session_id)
+        except MinoError as error:
+            raise StorageError(f"{error} It was just written, and the next start checks it.") from None
+
+    def _points_to(self, session_id: str) -> bool:
+        try:
+            return read_pointer(self._pointer) == session_id
+        except MinoError:
+            return False
+
+    def _check_pointer(self) -> None:
+        """Raises MinoError where the pointer cannot be replaced."""
+        if os.path.isdir(self._pointer) and not os.path.islink(self._pointer):
+            raise MinoError(f"{self._pointer} is a directory; move it away.")
+
+    def _ids(self) -> list[str]:
+        """The ids of all files that are named like a session."""
+        matches = map(SESSION_FILE.fullmatch, naming_its_file(os.listdir)(self._directory))
+        return [match.group(1) for match in matches if match]
+
+    def _path(self, session_id: str) -> str:
+        return os.path.join(self._directory, session_id + ".jsonl")
+
 
 @naming_its_file
 def lock_sessions(path: str) -> int:
@@ -1065,32 +1247,59 @@ def lock_sessions(path: str) -> int:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise MinoError("Another Mino is using this conversation. Close it first, then start again.") from None
+        raise MinoError("Another Mino is using the conversations in ~/.mino. Close it first, then start again.") from None
     return fd
 
 
 @naming_its_file
-def find_session(directory: str) -> str:
-    """The path of the only session in the directory, made if there is none. The lock must be held."""
-    names = [name for name in os.listdir(directory) if SESSION_FILE.fullmatch(name)]
-    if len(names) > 1:
-        raise MinoError("~/.mino/sessions contains more than one conversation. Move all but one away.")
-    path = os.path.join(directory, names[0] if names else new_id() + ".jsonl")
-    if not names:
-        os.close(open_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
-        sync_directory(directory)
-    return path
+def read_pointer(path: str) -> str:
+    """The id of the conversation that was the current one, "" when nothing says; MinoError for a file that is wrong."""
+    try:
+        pointer = decode_json(read_private(path, POINTER_BYTES).decode(), decoder=UNIQUE_DECODER)
+    except FileNotFoundError:
+        return ""
+    except ValueError:
+        pointer = None
+    known = isinstance(pointer, dict) and pointer.keys() == {"v", "session_id"} and type(pointer["v"]) is int and pointer["v"] == 1
+    session_id = pointer["session_id"] if known else None
+    if not isinstance(session_id, str) or not ID.fullmatch(session_id):
+        raise MinoError(f"{path} does not say which conversation to go on with.")
+    return session_id
 
 
-@naming_its_file
-def open_session(path: str, signals: Signals) -> History:
-    """The session, checked and recovered."""
-    history = History(path)
-    history.recover(signals.wait(history.load))
-    return history
+def short_ids(ids: list[str]) -> dict[str, str]:
+    """The beginning of each id that no other one has."""
+    ids = sorted(ids)
+    alike = [len(os.path.commonprefix(neighbours)) for neighbours in zip(ids, ids[1:])]
+    lengths = [max(ID_CHARACTERS, before + 1, after + 1) for before, after in zip([0, *alike], [*alike, 0])]
+    return {session_id: session_id[:length] for session_id, length in zip(ids, lengths)}
 
 
-# ---- 6. model ------------------------------------------------------------------------------------
+def first_look(path: str) -> Optional[tuple[float, int, str]]:
+    """When a session file was changed, its size, and its first question; of its first line no more than is listed is read."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None  # it was there a moment ago
+    try:
+        with open(open_private(path, os.O_RDONLY), "rb") as file:
+            line = file.readline(LISTED_BYTES)
+    except (MinoError, OSError):
+        return status.st_mtime, status.st_size, "(cannot be opened)"
+    return status.st_mtime, status.st_size, first_question(line) if line else "(empty)"
+
+
+def first_question(line: bytes) -> str:
+    """The question in a session's first line, as far as it was read."""
+    whole = line.decode("utf-8", "ignore")
+    match = QUESTION.search(whole)
+    return decode_json(f'"{match.group(1)}"') if match and whole.startswith("{") else "(damaged)"
+
+
+QUESTION = re.compile(r'"text": ?"((?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*)')
+
+
+# ---- 7. model ------------------------------------------------------------------------------------
 # Bytes become lines, lines become events (WHATWG HTML, "Server-sent events"), events become one completed
 # response (Responses API reference, "Streaming events"). Those steps are pure. `Model.respond` is the one
 # function that sends a request: once, following no redirect. Whatever goes wrong is one RequestError, and a
@@ -1322,7 +1531,7 @@ def is_too_long(message: str, code: str) -> bool:
 
 
 TOO_LONG = (
-    "The conversation is too long for this model: move its file in ~/.mino/sessions away to begin anew, "
+    "The conversation is too long for this model: type /new to begin another one, "
     "or set a model with a larger context in ~/.mino/config.json."
 )
 HINTS = {
@@ -1334,9 +1543,7 @@ HINTS = {
     413: TOO_LONG,
     429: "Too many requests, or the quota is used up; check your plan, or try again later.",
 }
-FOREIGN_CONTEXT = (
-    " Another service may refuse what an earlier one sent: the conversation's file in ~/.mino/sessions can be moved away to begin anew."
-)
+FOREIGN_CONTEXT = " Another service may refuse what an earlier one sent: type /new to begin another conversation."
 
 
 class Model:
@@ -1576,7 +1783,7 @@ PROXY_VARIABLES = {name for word in ("http", "https", "all") for name in (f"{wor
 NEEDS_REQUESTS = "Mino needs requests: python -m pip install requests"
 
 
-# ---- 7. bash -------------------------------------------------------------------------------------
+# ---- 8. bash -------------------------------------------------------------------------------------
 # A tool is three steps, so that what was approved is what runs: the definition the model is told, `prepare`,
 # which checks without effects, and `execute`, which runs the prepared operation and nothing else. There is no
 # sandbox: a command has the person's permissions. A descendant that starts a session of its own leaves the
@@ -1605,20 +1812,10 @@ class Operation(NamedTuple):
     environment: dict[str, str]
 
 
-def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict:
-    """An object, unless a key is given twice: parsers differ in which one counts, and the person would approve the other."""
-    if len({name for name, _ in pairs}) != len(pairs):
-        raise ValueError("a key is given twice")
-    return dict(pairs)
-
-
-ARGUMENTS_DECODER = json.JSONDecoder(object_pairs_hook=_unique_pairs, **STRICT)
-
-
 def prepare(arguments: str, cwd: str, home: str) -> Operation:
     """The operation that the arguments ask for; ValueError, in words for the model, when they are not right."""
     try:
-        value = decode_json(arguments, ARGUMENTS_LEVELS, ARGUMENTS_DECODER)
+        value = decode_json(arguments, ARGUMENTS_LEVELS, UNIQUE_DECODER)
     except ValueError as error:
         raise ValueError(f"The arguments are not one valid JSON object: {error}.") from None
     if not isinstance(value, dict) or value.keys() != {"command"} or not isinstance(value["command"], str):
@@ -1749,7 +1946,7 @@ def _reap(process: Any) -> Optional[int]:
         return None
 
 
-# ---- 8. agent ------------------------------------------------------------------------------------
+# ---- 9. agent ------------------------------------------------------------------------------------
 # The loop. It saves each step before the next one begins, and knows nothing of terminals: how a request is
 # shown and a command approved is handed in. However a turn ends, it is closed before anybody hears of it;
 # only a storage error leaves it open, for the next start to judge.
@@ -1825,15 +2022,14 @@ class Agent(NamedTuple):
         return True
 
 
-# ---- 9. terminal ---------------------------------------------------------------------------------
+# ---- 10. terminal -------------------------------------------------------------------------------
 # The only code that prints or asks. Everything foreign is cleaned on its way out; Mino's own lines start at
 # column 0, whatever came before. A question is answered only by keys pressed after it was shown: what was
 # typed ahead is discarded. Output that nobody reads raises OutputClosed; a waiting line editor survives Ctrl+Z.
 
 BANNER = """\
-Mino - Chapter 04: Recovering Tool Turns
-History is restored on startup. Bash commands require approval. Use /exit, Ctrl+D, or Ctrl+C to quit.
-"""
+Mino - Chapter 05: Many Conversations
+The last conversation is restored on startup. /help lists the commands. Bash commands require approval. Use /exit, Ctrl+D, or Ctrl+C to quit."""
 
 DEFAULT_URL = "https://api.openai.com/v1"
 PROMPTS = {"base_url": f"API URL [{DEFAULT_URL}]: ", "model": "Model: ", "api_key": "API Key (input hidden): "}
@@ -1935,15 +2131,20 @@ class Terminal:
             # In set-up the lines of a paste answer one question each. Bytes above 127 are letters, also under LANG=C.
             self._bind("set enable-bracketed-paste off", "set convert-meta off", "set input-meta on", "set output-meta on")
 
-    def start_chat(self, questions: Any) -> None:
-        """Up recalls earlier questions from now on, and a paste of several lines is one message."""
+    def start_chat(self) -> None:
+        """A paste of several lines is one message from now on."""
         if self._readline and os.environ.get("TERM", "dumb") != "dumb":
             self._bind("set enable-bracketed-paste on")  # with which readline prints a newline at Ctrl+D:
             self._newline_at_eof = getattr(self._readline, "_READLINE_RUNTIME_VERSION", 0) >= 0x801
-        for text in questions:
-            self._recall(text)
 
-    def _recall(self, text: str) -> None:
+    def recall_only(self, questions: Iterable[str]) -> None:
+        """Up recalls these, and no others."""
+        if self._readline:
+            self._readline.clear_history()
+        self._signals.wait(lambda: deque(map(self.recall, questions), 0))
+
+    def recall(self, text: str) -> None:
+        """Up recalls this one too."""
         if self._readline:
             try:
                 self._readline.add_history(clean(text))
@@ -2023,7 +2224,6 @@ class Terminal:
             if has_surrogate(line):
                 raise MinoError("The input is not valid UTF-8; nothing was sent.")
             if line.strip():
-                self._recall(line)
                 return line
 
     def ask_setting(self, name: str, check: Callable[[str], str]) -> str:
@@ -2052,6 +2252,14 @@ class Terminal:
             return self._read_line(read, question)
         except EOFError:
             return None
+
+    def row(self, text: str) -> None:
+        """A line of a list, cut to the width of the terminal."""
+        try:
+            columns = os.get_terminal_size(1).columns or LISTED_COLUMNS
+        except OSError:
+            columns = LISTED_COLUMNS
+        self.line(fit(self._encode(text).decode(self._encoding, "replace"), columns))
 
     # What the agent shows.
 
@@ -2134,6 +2342,14 @@ def screen_rows(text: str, columns: int) -> int:
     return rows
 
 
+def fit(text: str, columns: int) -> str:
+    """As much of the text as one row of so many columns takes."""
+    text = text[:columns]
+    while screen_rows(text, columns) > 1:
+        text = text[:-1]
+    return text
+
+
 def write_all(fd: int, data: bytes) -> None:
     """Writes all of the data, waiting for a slow reader."""
     view = memoryview(data)
@@ -2199,9 +2415,147 @@ def hidden_line(prompt: str) -> str:
     return line[:-1].decode("utf-8", "surrogateescape")
 
 
-# ---- 10. main ------------------------------------------------------------------------------------
+# ---- 11. commands --------------------------------------------------------------------------------
+# Lines for Mino itself: they are neither sent nor saved. A line is a command when its first word is the name of one,
+# and a mistyped one when it is nothing but `/` and letters; a space before it makes any line a message. A command that
+# cannot be carried out says so, and the current conversation stays as it was; a storage error ends the chat.
+
+NOT_SELECTED = "No conversation is selected. Use /sessions and /resume, or /new."
+NOT_UNDONE = (
+    "This empties the current session, for good. It does not undo commands that ran, "
+    "and recovery copies and backups keep what they hold."
+)
+
+
+def new(conversations: Conversations, terminal: Terminal, argument: str) -> None:
+    """Begins an empty conversation, unless the current one is."""
+    history = conversations.current
+    if history and history.is_empty:
+        history.check_unchanged()
+    else:
+        history = conversations.create()
+    conversations.select(history)
+    terminal.recall_only(())
+    terminal.line(f"Session: {history.session_id}")
+
+
+def sessions(conversations: Conversations, terminal: Terminal, argument: str) -> None:
+    """Lists all conversations."""
+    found = conversations.listed()
+    width = max((len(listed.short_id) for listed in found), default=0)
+    for listed in found:
+        mark, question = "*" if listed.is_current else " ", " ".join(clean(listed.question).split())
+        terminal.row(f"{mark} {listed.short_id:<{width}}  {local_time(listed.changed)}  {in_bytes(listed.size):>9}  {question}")
+    if not found:
+        terminal.line("There is no conversation yet. Type /new.")
+
+
+def resume(conversations: Conversations, terminal: Terminal, argument: str) -> None:
+    """Goes on with another conversation, once it is opened as at a start and the person knows what may have run in it."""
+    session_id = conversations.find(argument)
+    history = conversations.current
+    if history is None or session_id != history.session_id:
+        history = conversations.open(session_id)
+    try:
+        if not admit(history, terminal):
+            terminal.line("Nothing was acknowledged, and no other conversation selected.")
+            return
+        conversations.select(history)
+    finally:
+        if conversations.current is not history:
+            history.close()
+    terminal.recall_only(history.questions)
+    terminal.line(f"Session: {session_id}")
+
+
+def clear(conversations: Conversations, terminal: Terminal, argument: str) -> None:
+    """Empties the current conversation, once the person has typed the beginning of its id."""
+    history = conversations.current
+    if history is None:
+        raise MinoError(NOT_SELECTED)
+    if not terminal.interactive:
+        raise MinoError("/clear needs an interactive terminal, for input and output.")
+    word = conversations.short_id(history.session_id)
+    terminal.line(NOT_UNDONE)
+    answer = terminal.ask(f"Type {word} to clear it: ")
+    if answer is None or answer.strip() != word:
+        terminal.line("Session was not cleared.")
+        return
+    conversations.clear(history)
+    terminal.recall_only(())
+    terminal.line("Session was cleared.")
+
+
+def show_help(conversations: Conversations, terminal: Terminal, argument: str) -> None:
+    """Lists the commands."""
+    terminal.line(command_list() + "\nA space before a line makes it a message, whatever follows.")
+
+
+class Command(NamedTuple):
+    """A command: its function, None for the one that ends the chat; its argument, if it takes one; what it does."""
+
+    run: Optional[Callable[[Conversations, Terminal, str], None]]
+    argument: str
+    help: str
+
+
+COMMANDS = {
+    "/new": Command(new, "", "begin an empty conversation"),
+    "/sessions": Command(sessions, "", "list the conversations, the last changed first"),
+    "/resume": Command(resume, "ID", "go on with another; the beginning of its id will do"),
+    "/clear": Command(clear, "", "empty the current conversation"),
+    "/help": Command(show_help, "", "list the commands"),
+    "/exit": Command(None, "", "end the chat"),
+}
+
+
+def command_list() -> str:
+    """The commands, one a line."""
+    return "\n".join(f"  {f'{name} {command.argument}':<23}{command.help}" for name, command in COMMANDS.items())
+
+
+def parse_command(line: str) -> Optional[tuple[Command, str]]:
+    """The command that a line is, and its argument; None for a message. Raises MinoError for a command that is wrong."""
+    if line[0] != "/" or "\n" in line.strip():
+        return None
+    name, *arguments = line.split()
+    if name in COMMANDS:
+        command = COMMANDS[name]
+        if len(arguments) != bool(command.argument):
+            raise MinoError(f"Usage: {f'{name} {command.argument}'.rstrip()}")
+        return command, "".join(arguments)
+    if name[1:].isalpha() and not arguments:
+        raise MinoError("Unknown command. Type /help.")
+    return None
+
+
+def admit(history: History, terminal: Terminal) -> bool:
+    """Tells what opening a conversation found; False when the person does not confirm knowing what may have run."""
+    while history.notices:
+        terminal.notice(history.notices.pop(0))
+    if history.unacknowledged:
+        if not terminal.acknowledge(history.unacknowledged):
+            return False
+        history.acknowledge()
+    return True
+
+
+def local_time(seconds: float) -> str:
+    """A moment for the eye, in the person's time zone."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+    except (OSError, ValueError, OverflowError):  # a file system can hold any number
+        return "(no date)       "
+
+
+def in_bytes(size: int) -> str:
+    """A size for the eye."""
+    return f"{size} B" if size < 1 << 10 else f"{size / (1 << 10):.1f} KiB" if size < 1 << 20 else f"{size / (1 << 20):.1f} MiB"
+
+
+# ---- 12. main ------------------------------------------------------------------------------------
 # Wiring, and the one place where an error becomes an exit status. Start-up order: settings, instructions,
-# lock, session, notices, acknowledgement, banner, prompt.
+# lock, conversation, notices, acknowledgement, banner, prompt.
 
 USAGE = "Usage: python mino.py [--help | --version]"
 HELP = f"""\
@@ -2211,15 +2565,19 @@ Mino is a terminal agent: it talks with a model through the OpenAI Responses API
 only after you have approved it.
 
 Files:
-  ~/.mino/config.json    base_url, api_key and model; asked for at the first start
-  ~/.mino/SOUL.md        the instructions sent with each request
-  ~/.mino/sessions/      the conversation, one JSON object a line
-  ~/.mino/sessions.lock  held by the one Mino that runs
+  ~/.mino/config.json          base_url, api_key and model; asked for at the first start
+  ~/.mino/SOUL.md              the instructions sent with each request
+  ~/.mino/sessions/            the conversations, a file each, one JSON object a line
+  ~/.mino/active-session.json  names the current conversation
+  ~/.mino/sessions.lock        held by the one Mino that runs
 
 In the chat:
-  /exit, Ctrl+D          end the chat
+{command_list()}
+  Ctrl+D                 end the chat
   Ctrl+C                 cancel what is going on, and quit
   Up                     recall an earlier question
+
+A space before a line makes it a message, whatever follows.
 """
 
 
@@ -2255,13 +2613,12 @@ def start_up(arguments: list[str], terminal: Terminal, signals: Signals) -> int:
     if not os.path.isabs(home):
         raise MinoError("HOME must be set to an absolute path: Mino keeps its files in ~/.mino.")
     root = os.path.join(home, ".mino")
-    config, soul, lock, sessions = (os.path.join(root, name) for name in ("config.json", "SOUL.md", "sessions.lock", "sessions"))
     cwd = working_directory()
     private_directory(root)
-    private_directory(sessions)
+    private_directory(os.path.join(root, "sessions"))
     terminal.start_editing()
     try:
-        settings = load_settings(config, terminal.ask_setting)
+        settings = load_settings(os.path.join(root, "config.json"), terminal.ask_setting)
     except EOFError:
         terminal.line("Setup cancelled.")
         return 0
@@ -2269,41 +2626,66 @@ def start_up(arguments: list[str], terminal: Terminal, signals: Signals) -> int:
         terminal.last_words = "Setup cancelled.\n"
         raise
     redact = terminal.redact = Redactor(settings.api_key)
-    instructions = load_instructions(soul)
-    lock_sessions(lock)  # held for as long as the process lives
-    history = open_session(find_session(sessions), signals)
-    for text in history.notices:
-        terminal.notice(text)
-    if history.unacknowledged:
-        if not terminal.acknowledge(history.unacknowledged):
-            terminal.line("Nothing was acknowledged. Mino will ask again at the next start.")
-            return 0
-        history.acknowledge()
+    instructions = load_instructions(os.path.join(root, "SOUL.md"))
+    conversations = Conversations(root, signals)
+    if not restore(conversations, terminal):
+        terminal.line("Nothing was acknowledged. Mino will ask again at the next start.")
+        return 0
     model = Model(settings, instructions, [BASH_TOOL], signals, redact)
-    agent = Agent(history, model, terminal, lambda operation: execute(operation, signals, redact), cwd, home)
+    run = partial(execute, signals=signals, redact=redact)
+    agent_for = partial(Agent, model=model, front=terminal, run=run, cwd=cwd, home=home)
+    current = conversations.current
     terminal.line(BANNER)
-    terminal.start_chat(history.questions)
-    chat(agent, terminal)
-    return 0
+    terminal.line(f"Session: {conversations.short_id(current.session_id)}" if current else NOT_SELECTED)
+    terminal.start_chat()
+    terminal.recall_only(current.questions if current else ())
+    return chat(conversations, terminal, agent_for)
 
 
-def chat(agent: Agent, terminal: Terminal) -> None:
-    """Questions and answers until the person leaves. A StorageError ends it, any other MinoError does not."""
+def restore(conversations: Conversations, terminal: Terminal) -> bool:
+    """Selects the last conversation, or none when that one is of no use; False when the person does not acknowledge."""
+    try:
+        history = conversations.last()
+    except StorageError:
+        raise
+    except MinoError as error:
+        terminal.error(error)
+        return True
+    if not admit(history, terminal):
+        return False
+    conversations.select(history)
+    return True
+
+
+def chat(conversations: Conversations, terminal: Terminal, agent_for: Callable[[History], Agent]) -> int:
+    """Questions and commands until the person leaves. A StorageError ends it, any other MinoError does not."""
     while True:
         try:
-            question = terminal.question()
-            if question is None or question.strip() == "/exit":
+            line = terminal.question()
+            if line is None:
                 break
-            outcome = agent.ask(question)
-            if outcome == "limit":
-                terminal.error("Tool limit reached.")
-            elif outcome == "leave":
+            command = parse_command(line)
+            if command and command[0].run:
+                command[0].run(conversations, terminal, command[1])
+            elif command:
                 break
+            elif conversations.current is None:
+                terminal.error(NOT_SELECTED)
+                if not terminal.interactive:
+                    return 1
+            else:
+                terminal.recall(line)
+                outcome = agent_for(conversations.current).ask(line)
+                if outcome == "limit":
+                    terminal.error("Tool limit reached.")
+                elif outcome == "leave":
+                    break
         except StorageError:
             raise
         except MinoError as error:
             terminal.error(error)
     terminal.line("Goodbye.")
+    return 0
 
 
 def usage(arguments: list[str], terminal: Terminal) -> int:

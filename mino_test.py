@@ -30,11 +30,12 @@ Contents
     20. Tests: the agent loop
     21. Tests: the bash tool
     22. Tests: interruptions
-    23. Tests: the promises
-    24. The sweeps
-    25. The fuzz
-    26. The speed table
-    27. Running this file
+    23. Tests: many conversations
+    24. Tests: the promises
+    25. The sweeps
+    26. The fuzz
+    27. The speed table
+    28. Running this file
 """
 
 from __future__ import annotations
@@ -478,6 +479,7 @@ class Home:
         self.sessions = self.root / "sessions"
         self.config = self.root / "config.json"
         self.soul = self.root / "SOUL.md"
+        self.pointer = self.root / "active-session.json"
         self.path.mkdir(parents=True, exist_ok=True)
         self.work.mkdir(exist_ok=True)
 
@@ -496,6 +498,12 @@ class Home:
         path = self.sessions / f"{session_id}.jsonl"
         _write_private(path, content)
         return path
+
+    def select(self, session_id: str) -> "Home":
+        """Name the current conversation."""
+        self._make_root()
+        _write_private(self.pointer, f'{{"v": 1, "session_id": "{session_id}"}}\n'.encode())
+        return self
 
     @property
     def session(self) -> Path:
@@ -1404,6 +1412,7 @@ class Says(NamedTuple):
 MENU = """Things to try:
 - My favorite color is blue.
     then /exit, start again, and ask: What is my favorite color?
+    Or /new, and ask; then /sessions, /resume, and ask again.
 - Run ls -l
     I ask for bash and you decide; try a no as well.
 - Add bread to shopping.txt
@@ -1418,6 +1427,7 @@ INTRODUCTION = ("I am no real model, only a few rules in the practice service. I
 MENU_ZH = """可以试试：
 - 我最喜欢的颜色是蓝色。
     然后 /exit，重新启动，再问：我最喜欢什么颜色？
+    或者 /new 之后再问；再用 /sessions 和 /resume 回来，再问一次。
 - 运行 ls -l
     由你决定是否批准，也试试拒绝。
 - 把面包加到 shopping.txt 里
@@ -1506,7 +1516,7 @@ def echo(match: Match[str], told: Told) -> Says:
     """Say what was heard, where nothing else fits."""
     heard = told.question.strip()[:200]
     return Says(f"我没有对应的规则：“{heard}”。输入“帮助”看看可以试什么。" if chinese(heard) else
-                f"I have no rule for that: \"{heard}\" Type help to see what I can do.")
+                f"I have no rule for that: \"{heard}\". Type help to see what I can do.")
 
 
 RULES: List[Tuple[str, Callable[[Match[str], Told], Says]]] = [  # the first that is found in the question counts
@@ -1557,15 +1567,15 @@ def understand(body: Dict[str, Any], pid: int) -> Told:
     return Told(questions[-1], questions[:-1], results, pid)
 
 
-def think(body: Dict[str, Any], pid: int) -> Says:
-    """What the model says to a request; the first answer of a conversation says what can be tried."""
+def think(body: Dict[str, Any], pid: int, introduced: bool = False) -> Says:
+    """What the model says to a request; the first answer of all says what can be tried."""
     told = understand(body, pid)
     if body["input"][-1].get("type") == "function_call_output":
         says = judge(told)
     else:
         says = next(function(match, told) for pattern, function in RULES
                     for match in [re.search(pattern, told.question, re.IGNORECASE | re.DOTALL)] if match)
-    if told.earlier or says.command or says.text == menu(told):
+    if introduced or told.earlier or says.command or says.text == menu(told):
         return says
     return says._replace(text=f"{says.text}\n\n{menu(told)}")
 
@@ -1576,11 +1586,13 @@ class PracticeModel:
     def __init__(self) -> None:
         """Begin without knowing Mino."""
         self.pid = 0
+        self._introduced = False
         self._never = threading.Event()
 
     def __call__(self, request: Request) -> Reply:
         """Answer one request."""
-        says = think(request.body, self.pid)
+        says = think(request.body, self.pid, self._introduced)
+        self._introduced = True
         items = [message_item(says.text, id=f"msg_{uuid.uuid4().hex}")]
         if says.command is not None:
             items.append(call_item(says.command, call_id=f"call_{uuid.uuid4().hex}", id=f"fc_{uuid.uuid4().hex}"))
@@ -1831,7 +1843,7 @@ def test_a_captured_stream_is_whole(name: str) -> None:
     (["Is milk in shopping.txt?"], "I can't know without looking.", "cat shopping.txt"),
     (["现在清单里有 milk 了吗？"], "我可以读取 shopping.txt", "cat shopping.txt"),
     (["Count to 5"], "1 2 3 4 5", None),
-    (["Hello", "Sing."], 'I have no rule for that: "Sing."', None),
+    (["Hello", "Sing."], 'I have no rule for that: "Sing.".', None),
 ])
 def test_the_practice_model_knows_what_it_was_told(questions: List[str], said: str, command: Optional[str]) -> None:
     """Its rules, with earlier questions as their only memory."""
@@ -1923,7 +1935,7 @@ def fresh(tmp_path: Path) -> Home:
 
 def test_the_version_is_told_without_anything_else(fresh: Home) -> None:
     bare = after(fresh.place, "", "-I -S")
-    assert run_piped(fresh, b"", "--version", launcher=bare, env={"HOME": None}) == (0, "mino 0.4.0\n", "")
+    assert run_piped(fresh, b"", "--version", launcher=bare, env={"HOME": None}) == (0, "mino 0.5.0\n", "")
     assert not fresh.root.exists()
 
 
@@ -1931,7 +1943,8 @@ def test_the_version_is_told_without_anything_else(fresh: Home) -> None:
 def test_help_names_the_files_and_the_commands_of_the_chat(fresh: Home, option: str) -> None:
     status, shown, errors = run_piped(fresh, b"", option)
     assert (status, errors, fresh.root.exists()) == (0, "", False) and shown.lower().startswith("usage: ")
-    for word in "mino.py --version config.json SOUL.md sessions.lock sessions/ /exit Ctrl+C Ctrl+D".split():
+    files = "config.json SOUL.md sessions.lock sessions/ active-session.json"
+    for word in f"mino.py --version {files} /new /sessions /resume /clear /help /exit Ctrl+C Ctrl+D".split():
         assert word in shown
 
 
@@ -2068,12 +2081,25 @@ def test_every_function_of_mino_says_what_it_takes_and_gives() -> None:
 # Nothing else is read: neither the working directory, nor variables made for other programs.
 
 
+OPENING = """\
+Mino - Chapter 05: Many Conversations
+The last conversation is restored on startup. /help lists the commands. Bash commands require approval. Use /exit, Ctrl+D, or Ctrl+C to quit.
+Session: 01234567
+
+"""
+
+
+def anonymous(text: str) -> str:
+    """A screen on which every conversation has the same id."""
+    return re.sub(r"(?m)^Session: [0-9a-f]{8}$", f"Session: {SESSION[:8]}", text)
+
+
 def complete(home: Home) -> Home:
     """The home with everything in it that a start would make."""
     home.write_session(b"")
     _write_private(home.soul, b"Be brief.\n")
     _write_private(home.root / "sessions.lock", b"")
-    return home
+    return home.select(SESSION)
 
 
 def everything(place: Path) -> Dict[str, Any]:
@@ -2120,9 +2146,7 @@ def displace(home: Home, path: Path, kind: str) -> None:
         {"FIFO": os.mkfifo, "directory": os.mkdir, "file": Path.touch}[kind](path)
 
 
-GREETING = ("Mino - Chapter 04: Recovering Tool Turns\nHistory is restored on startup. Bash commands require approval. "
-            "Use /exit, Ctrl+D, or Ctrl+C to quit.")
-FILES = ["config.json", "SOUL.md", "sessions.lock", f"sessions/{SESSION}.jsonl"]
+FILES = ["config.json", "SOUL.md", "sessions.lock"]
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "FIFO", "directory"])
@@ -2152,7 +2176,7 @@ def test_everything_mino_makes_is_private_whatever_the_umask(fresh: Home, umask:
     assert run_piped(fresh, launcher=script).status == 0
     copy, session = fresh.recovery_copies[0].name, fresh.session.name
     assert modes(fresh) == {".mino": 0o700, "sessions": 0o700, "config.json": 0o600, "SOUL.md": 0o600,
-                            "sessions.lock": 0o600, session: 0o600, copy: 0o600}
+                            "sessions.lock": 0o600, "active-session.json": 0o600, session: 0o600, copy: 0o600}
 
 
 def test_what_others_could_read_is_made_private(home: Home) -> None:
@@ -2175,14 +2199,7 @@ def test_a_first_start_makes_one_empty_conversation_and_the_next_opens_it(home: 
     assert run_piped(home).status == 0
     first = home.session
     assert run_piped(home).status == 0 and (home.session, first.read_bytes()) == (first, b"")
-    assert sorted(os.listdir(home.root)) == ["SOUL.md", "config.json", "sessions", "sessions.lock"]
-
-
-def test_of_two_conversations_none_is_chosen(home: Home) -> None:
-    for session_id in (SESSION, "f" * 32):
-        complete(home).write_session(numbered(*exchange("Hi?", "Hi.")), session_id)
-    before = everything(home.place)
-    assert "~/.mino/sessions contains more than one conversation" in refused(home) and everything(home.place) == before
+    assert sorted(os.listdir(home.root)) == ["SOUL.md", "active-session.json", "config.json", "sessions", "sessions.lock"]
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -2194,6 +2211,7 @@ def test_what_is_not_named_like_a_conversation_is_none(home: Home, number: int) 
         _write_private(home.sessions / name, b"not a record\n")
     if not number:
         home.session.unlink()
+        home.pointer.unlink()
     before = everything(home.sessions)
     assert run_piped(home).status == 0 and home.session.read_bytes() == b""
     assert len(everything(home.sessions)) == len(before) + 1 - number
@@ -2299,7 +2317,6 @@ def test_start_up_goes_in_order(home: Home) -> None:
     home.soul.write_bytes(b"")
     unfinished = numbered(user("milk"), response(call_item("echo milk", call_id="c")), start("c", "echo milk"))
     home.write_session([{**unfinished[0], "seq": 5}, *unfinished[1:]])
-    home.write_session(b"", "f" * 32)
     with open(home.root / "sessions.lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert "config.json" in refused(home)
@@ -2307,24 +2324,22 @@ def test_start_up_goes_in_order(home: Home) -> None:
         assert "SOUL.md" in refused(home)
         home.soul.write_bytes(b"Be brief.")
         assert "Another Mino" in refused(home)
-    assert "more than one conversation" in refused(home)
-    (home.sessions / f"{'f' * 32}.jsonl").unlink()
-    assert "line 1" in refused(home)
+    assert "line 1" in run_piped(home).stderr
     home.write_session(unfinished)
     with Mino(home) as mino:
         mino.expect("An interrupted tool turn was recovered without executing commands.\n")
         mino.expect("A previous command started, but its result is unknown.")
         mino.expect("[y/N] ")
         mino.line("y")
-        assert mino.expect("Mino - Chapter 04: Recovering Tool Turns\n").strip() == "y"
+        assert mino.expect("Mino - Chapter 05: Many Conversations\n").strip() == "y"
         mino.expect("\nYou> ")
 
 
 def test_starting_tells_nothing_of_the_conversation_and_asks_nothing(home: Home, service: Service) -> None:
     home.write_session(numbered(*exchange("My name is Ada.", "Hello, Ada.")))
-    with Mino(home, cols=120) as mino:
+    with Mino(home, cols=200) as mino:
         mino.expect("You> ")
-        assert mino.screen() == f"{GREETING}\n\nYou>" and mino.cursor == (3, 5)
+        assert mino.screen() == f"{OPENING}You>" and mino.cursor == (4, 5)
         mino.line("/exit")
         assert mino.wait() == 0 and service.requests == []
 
@@ -2354,10 +2369,10 @@ def config(home: Home) -> Any:
 
 
 def test_a_first_start_asks_three_questions(fresh: Home) -> None:
-    with Mino(fresh, cols=120) as mino:
+    with Mino(fresh, cols=200) as mino:
         set_up(mino, "", "tiny", KEY)
         mino.expect("You> ")
-        assert mino.screen() == "\n".join([URL.rstrip(), "Model: tiny", HIDDEN.rstrip(), GREETING, "", "You>"])
+        assert anonymous(mino.screen()) == "\n".join([URL.rstrip(), "Model: tiny", HIDDEN.rstrip(), f"{OPENING}You>"])
     assert config(fresh) == {"base_url": "https://api.openai.com/v1", "model": "tiny", "api_key": KEY}
     assert fresh.config.read_text().startswith('{\n  "') and fresh.config.read_text().endswith('"\n}\n')
 
@@ -2477,7 +2492,7 @@ def test_settings_are_replaced_whole(fresh: Home) -> None:
         mino.line("small")
         mino.expect("You> ")
     assert (old.read_bytes(), config(fresh)) == (before, {**FULL, "model": "small"})
-    assert sorted(os.listdir(fresh.root)) == ["SOUL.md", "config.json", "sessions", "sessions.lock"]
+    assert sorted(os.listdir(fresh.root)) == ["SOUL.md", "active-session.json", "config.json", "sessions", "sessions.lock"]
 
 
 def test_settings_that_cannot_be_written_leave_the_old_ones(fresh: Home) -> None:
@@ -2587,13 +2602,6 @@ def test_without_a_terminal_incomplete_settings_are_an_error(fresh: Home, ends: 
 # at column 0, text is shown when it comes and never twice, and an error neither ends the chat nor sends anything.
 # Errors and notices go to standard error, in order with the rest.
 
-OPENING = """\
-Mino - Chapter 04: Recovering Tool Turns
-History is restored on startup. Bash commands require approval. Use /exit, Ctrl+D, or Ctrl+C to quit.
-
-"""
-
-
 def as_shown(text: str, **values: Any) -> str:
     """The text with its values put in, cut into lines of 80 columns as a terminal does."""
     lines = text.format(**values).rstrip("\n").split("\n")
@@ -2611,7 +2619,7 @@ def chat(home: Home, *lines: str, **how: Any) -> str:
 
 def below_the_opening(screen: str) -> str:
     """What a screen shows after the opening lines, which must be there once."""
-    before, opening, rest = (screen + "\n").partition(as_shown(OPENING) + "\n\n")
+    before, opening, rest = (anonymous(screen) + "\n").partition(as_shown(OPENING) + "\n\n")
     assert opening and as_shown(OPENING) not in rest, screen
     return rest.rstrip("\n")
 
@@ -2634,12 +2642,13 @@ def test_the_first_start_asks_for_settings_and_then_chats(tmp_path: Path, servic
             mino_.expect(question)
             mino_.line(typed)
         mino_.ask("/exit")
-        assert mino_.wait() == 0 and mino_.screen() == as_shown("""\
+        assert mino_.wait() == 0 and anonymous(mino_.screen()) == as_shown("""\
 API URL [https://api.openai.com/v1]: {url}
 Model: tiny
 API Key (input hidden):
-Mino - Chapter 04: Recovering Tool Turns
-History is restored on startup. Bash commands require approval. Use /exit, Ctrl+D, or Ctrl+C to quit.
+Mino - Chapter 05: Many Conversations
+The last conversation is restored on startup. /help lists the commands. Bash commands require approval. Use /exit, Ctrl+D, or Ctrl+C to quit.
+Session: 01234567
 
 You> Hello.
 
@@ -2767,8 +2776,9 @@ A previous command started, but its result is unknown. It may have changed files
 Command: "echo milk >> a.txt\\n"
          "echo eggs >> a.txt"
 Do you understand that these commands may already have run? [y/N] y
-Mino - Chapter 04: Recovering Tool Turns
-History is restored on startup. Bash commands require approval. Use /exit, Ctrl+D, or Ctrl+C to quit.
+Mino - Chapter 05: Many Conversations
+The last conversation is restored on startup. /help lists the commands. Bash commands require approval. Use /exit, Ctrl+D, or Ctrl+C to quit.
+Session: 01234567
 
 You> What happened?
 
@@ -2828,7 +2838,7 @@ def test_a_dialogue_through_pipes_keeps_its_lines_and_its_order(home: Home, serv
     service.script(stream(delta("Half an ans"), failed("The model crashed.")), answer("Fine."))
     run = run_piped(home, b"Hi\n\nAnd now?\n", merged=True)
     lines = [line.rstrip() for line in run.stdout[len(OPENING):].split("\n") if line.strip()]
-    assert run.status == 0 and run.stdout.startswith(OPENING) and lines == [
+    assert run.status == 0 and anonymous(run.stdout).startswith(OPENING) and lines == [
         "You>", "Assistant> Half an ans", "Error: The model crashed.", "You>", "You>", "Assistant> Fine.", "You>", "Goodbye."]
 
 
@@ -2840,8 +2850,8 @@ def test_errors_and_notices_go_to_standard_error(home: Home, service: Service) -
                           "Error: Crash.\n") and "Error" not in run.stdout and "Goodbye.\n" in run.stdout
 
 
-def test_there_is_no_other_command(home: Home, service: Service) -> None:
-    lines = ["/new", "/help", "/exit now", "exit", "quit", "y"]
+def test_what_is_no_command_is_a_message(home: Home, service: Service) -> None:
+    lines = ["/etc/hosts: what is this?", "/tmp is full, why?", " /new", " /exit", "/etc/hosts", "/2", "/", "//", "new", "exit", "quit", "y"]
     service.script(*[answer("I see.") for _ in lines])
     chat(home, *lines)
     assert asked(service) == lines
@@ -4340,13 +4350,13 @@ def test_a_wrong_content_type_names_what_came_instead(kind: Optional[str], words
 CONFIG = "~/.mino/config.json"
 REFUSALS: List[Tuple[int, Any, Dict[str, str], List[str]]] = [
     (400, {"error": {"message": "Unknown parameter: 'x'.", "type": "invalid"}}, {}, ["400", "Unknown parameter: 'x'."]),
-    (400, {"error": {"message": "Too long.", "code": "context_length_exceeded"}}, {}, ["400", "Too long.", "sessions"]),
+    (400, {"error": {"message": "Too long.", "code": "context_length_exceeded"}}, {}, ["400", "Too long.", "/new"]),
     (401, {"error": {"message": "Bad key."}}, {}, ["401", "Bad key.", "key", CONFIG]),
     (401, {"error": "Bad key."}, {}, ["401", "Bad key.", "key", CONFIG]),
     (403, {"error": {"message": "Not you."}}, {}, ["403", "Not you.", CONFIG]),
     (404, {"detail": "Not Found"}, {}, ["404", "Not Found", "base_url", "model", CONFIG]),
     (407, None, {}, ["407"]),
-    (413, {"error": {"message": "Too large."}}, {}, ["413", "Too large.", "sessions"]),
+    (413, {"error": {"message": "Too large."}}, {}, ["413", "Too large.", "/new"]),
     (422, {"detail": [{"loc": ["body", "input"], "msg": "Field required", "type": "missing"}]}, {}, ["422", "Field required"]),
     (429, {"error": {"message": "Slow down."}}, {}, ["429", "Slow down.", "quota"]),
     (429, {"error": {"message": "Slow down."}}, {"Retry-After": "17"}, ["429", "quota", "17"]),
@@ -4385,8 +4395,8 @@ def test_a_400_says_more_where_earlier_turns_were_sent(home: Home, service: Serv
     service.script(problem(400, "No."), problem(400, "No."), answer("Fine."), problem(400, "Bad item."))
     ran = run_piped(home, b"one\ntwo\nthree\nfour\n")
     *first, last = ran.stderr.splitlines()
-    assert len(first) == 2 and not any("sessions" in line for line in first)
-    assert "Bad item." in last and "nother service" in last and "sessions" in last and "moved away" in last
+    assert len(first) == 2 and not any("/new" in line for line in first)
+    assert "Bad item." in last and "nother service" in last and "type /new" in last
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -4978,8 +4988,8 @@ def test_a_wrong_record_is_not_written(bare: Home, record: Record) -> None:
     (numbered(*exchange("Hi?", "Hi."), *exchange("Hi?", "Hi.")), 4), ([*rich(), *rich()], 17)], ids=ascii)
 def test_mino_stops_at_the_line_and_leaves_the_file(home: Home, service: Service, content: Any, line: int) -> None:
     before = home.write_session(content).read_bytes()
-    status, shown, errors = run_piped(home, b"Hi.\n")
-    assert (status, shown) == (1, "") and re.fullmatch(rf"Error: .*{SESSION}.*line {line}\b.*\n", errors)
+    status, _, errors = run_piped(home, b"Hi.\n")
+    assert status == 1 and re.fullmatch(rf"Error: .*{SESSION}.*line {line}\b.*\nError: No conversation is selected.*\n", errors)
     assert (home.session.read_bytes(), home.recovery_copies, service.requests) == (before, [], [])
 
 
@@ -5234,9 +5244,9 @@ def test_sixteen_results_of_the_worst_kind_fit_into_the_reserve() -> None:
 def test_a_file_over_the_limit_is_left_alone(home: Home, tmp_path: Path) -> None:
     path = home.write_session(rich())
     before = path.read_bytes()
-    for limit, status in ((len(before) - 1, 1), (len(before), 0)):
+    for limit, told in ((len(before) - 1, True), (len(before), False)):
         ended = run_piped(home, b"/exit\n", launcher=launcher(tmp_path, FILE_BYTES=limit))
-        assert ended.status == status and (SESSION in ended.stderr) == bool(status) and path.read_bytes() == before
+        assert ended.status == 0 and (str(path) in ended.stderr) == told and path.read_bytes() == before
 
 
 def test_a_response_with_very_many_calls_can_be_closed(home: Home, service: Service) -> None:
@@ -5601,10 +5611,9 @@ def test_a_command_that_was_not_seen_to_end_is_told_to_both(home: Home, service:
         assert home.kinds()[-3:] == ["tool_start", "tool_result unknown", "turn_end interrupted"]
         run.line("y")
         run.expect("You> ")
-        assert run.screen() == (
+        assert anonymous(run.screen()) == (
             f'{RECOVERED}\n{WARNING[:200]}\n{WARNING[200:]}\nCommand: "{command}"\n{GATE}y\n'.replace("\n\n", "\n") +
-            "Mino - Chapter 04: Recovering Tool Turns\nHistory is restored on startup. Bash commands require approval. "
-            "Use /exit, Ctrl+D, or Ctrl+C to quit.\n\nYou>")
+            f"{OPENING}You>")
         run.line("Is milk in?")
         run.expect("It may be in.")
     asks = home.records()[1]["output"][0]
@@ -6129,7 +6138,7 @@ def test_a_command_that_ended_while_mino_was_stopped_has_its_result(home: Home, 
 
 WAYS: Dict[str, Tuple[Union[int, str], int]] = {
     "Ctrl+C": ("\x03", 130), "SIGTERM": (signal.SIGTERM, 143), "SIGHUP": (signal.SIGHUP, 129)}
-BANNER_BYTES = len(mino.BANNER)
+BANNER_BYTES = len(OPENING) - 1
 SIGNAL_SECONDS = 1.0 + 0.5  # the bound, and some for a busy machine
 
 CALLED = ["user_message", "model_response"]
@@ -6444,7 +6453,551 @@ def test_a_saved_result_is_not_lost_to_the_signal_that_made_it(home: Home, servi
     assert service.requests[-1].body["input"][3]["content"] == NOTICE.format("cancelled")
 
 
-# ---- 23. Tests: the promises ----------------------------------------------------------------------------------------
+# ---- 23. Tests: many conversations ----------------------------------------------------------------------------------
+# Each conversation is a file of its own, and the pointer names the current one. What is sent is looked up in the
+# requests: nothing of another conversation is ever in it. A switch counts when the disk has confirmed it; whatever
+# fails or is killed in between, the next start works and no conversation is lost.
+
+OTHER = "fedcba9876543210" * 2
+NONE_SELECTED = "Error: No conversation is selected. Use /sessions and /resume, or /new.\n"
+
+
+def two(home: Home) -> Home:
+    """A home with two conversations, the first of which is the current one."""
+    complete(home).write_session(numbered(*exchange("My word is milk.", "Noted: milk.")))
+    home.write_session(numbered(*exchange("My word is eggs.", "Noted: eggs.", TURN_B)), OTHER)
+    return home
+
+
+def pointer(home: Home) -> Any:
+    """The id of the current conversation, as the pointer names it."""
+    return json.loads(home.pointer.read_text())["session_id"]
+
+
+def questions(request: Request) -> List[str]:
+    """What was asked, as a request carries it."""
+    return [item["content"] for item in request.body["input"] if item.get("role") == "user"]
+
+
+def conversations(home: Home) -> Dict[str, bytes]:
+    """Every conversation's file."""
+    return {path.stem: path.read_bytes() for path in home.sessions.iterdir() if re.fullmatch(r"[0-9a-f]{32}\.jsonl", path.name)}
+
+
+def test_nothing_of_another_conversation_is_ever_sent(home: Home, service: Service) -> None:
+    """A, B, back to A; and the same after a restart."""
+    service.script(*[answer(f"Answer {n}.") for n in range(7)])
+    first = b"A1\nA2\n/new\nB1\n"
+    assert run_piped(complete(home), first).status == 0
+    other = pointer(home)
+    assert run_piped(home, f"B2\n/resume {SESSION[:4]}\nA3\n/resume {other}\nB3\n".encode()).status == 0
+    assert [questions(request) for request in service.requests] == [
+        ["A1"], ["A1", "A2"], ["B1"], ["B1", "B2"], ["A1", "A2", "A3"], ["B1", "B2", "B3"]]
+    for request in service.requests:
+        *earlier, _ = questions(request)
+        answers = {"A1": "0", "A2": "1", "B1": "2", "B2": "3"}
+        assert re.findall(r"Answer (\d)", request.raw.decode()) == [answers[question] for question in earlier]
+    assert pointer(home) == other and set(conversations(home)) == {SESSION, other}
+    service.script(answer("Still B."))
+    run_piped(home, b"B4\n")
+    assert questions(service.requests[-1]) == ["B1", "B2", "B3", "B4"]
+
+
+def test_new_says_its_id_and_leaves_the_old_file_as_it_was(home: Home) -> None:
+    before = conversations(two(home))[SESSION]
+    ran = run_piped(home, b"/new\n/new\n")
+    told = re.findall(r"(?m)^Session: (.*)$", ran.stdout)
+    assert told == [SESSION[:8], pointer(home), pointer(home)] and ran.stderr == ""  # an empty one stays
+    assert conversations(home)[told[1]] == b"" and conversations(home)[SESSION] == before and len(conversations(home)) == 3
+    assert modes(home)[f"{told[1]}.jsonl"] == modes(home)["active-session.json"] == 0o600
+
+
+def test_commands_are_neither_sent_nor_saved(home: Home, service: Service) -> None:
+    before = conversations(two(home))
+    ran = run_piped(home, b"/sessions\n/help\n/resume fedc\n/resume 0123\n/sessions \n/nope\n/resume\n/exit\n")
+    assert (ran.status, service.requests, conversations(home)) == (0, [], before)
+
+
+def test_help_lists_the_commands(home: Home) -> None:
+    shown = chat(home, "/help")
+    assert [line.split()[0] for line in shown.split("\n")[1:7]] == ["/new", "/sessions", "/resume", "/clear", "/help", "/exit"]
+
+
+@pytest.mark.parametrize("line, told", [
+    ("/nope", "Unknown command. Type /help."), ("/NEW", "Unknown command. Type /help."), ("/tmp ", "Unknown command. Type /help."),
+    ("/été", "Unknown command. Type /help."), ("/resume", "Usage: /resume ID"), ("/resume a b", "Usage: /resume ID"),
+    ("/new x", "Usage: /new"), ("/sessions 1", "Usage: /sessions"), ("/exit now", "Usage: /exit"), ("/help me", "Usage: /help")])
+def test_a_wrong_command_line_is_one_error_and_is_not_sent(home: Home, service: Service, line: str, told: str) -> None:
+    assert run_piped(home, f"{line}\n".encode()).stderr == f"Error: {told}\n"
+    assert service.requests == [] and home.records() == []
+
+
+@pytest.mark.parametrize("text, found", [
+    ("/new", ("/new", "")), ("/new  ", ("/new", "")), ("/resume  0123 ", ("/resume", "0123")), (" /new", None), ("/etc/hosts", None),
+    ("/new\nand more", None), ("/tmp is full, why?", None), ("new", None), ("//new", None), ("/2", None), ("/", None)])
+def test_a_command_line_begins_with_a_command(text: str, found: Any) -> None:
+    parsed = mino.parse_command(text)
+    assert (parsed and (mino.COMMANDS[found[0]], found[1])) == parsed and (parsed is None) == (found is None)
+
+
+def test_a_command_in_an_answer_or_a_result_is_text(home: Home, service: Service) -> None:
+    service.script(call("printf '/new\\n/exit\\n'", text="/new\n/clear\n"), answer("/exit\n/new"), answer("Still here."))
+    with Mino(home) as mino_:
+        mino_.ask("Do it.")
+        approve_next(mino_)
+        mino_.ask("And?")
+        mino_.expect("Still here.")
+        mino_.ask("/exit")
+        assert mino_.wait() == 0 and "/new\n/exit\n" in mino_.text
+    assert len(conversations(home)) == 1 and len(service.requests) == 3
+
+
+# Listing and finding.
+
+def test_conversations_are_listed_the_last_used_first(home: Home) -> None:
+    home = complete(home)
+    kept = [("a" * 32, exchange("First\tof \x1b[31mall\nlines " + "长" * 9000, "x" * 2000), 100), ("abcdef01" + "0" * 24, [], 300),
+            ("abcdef01" + "1" * 24, exchange("Twin", "Hi."), 200)]
+    for session_id, records, age in kept:
+        path = home.write_session(numbered(*records), session_id)
+        os.utime(path, (age * 1e6, age * 1e6))
+    sizes = [(home.sessions / f"{session_id}.jsonl").stat().st_size for session_id, _, _ in kept]
+    home.write_session(b'{"v":2,\n', "b" * 32)
+    os.utime(home.sessions / f"{'b' * 32}.jsonl", (50e6, 50e6))
+    (home.sessions / f"{'c' * 32}.jsonl").symlink_to("nowhere")
+    os.utime(home.sessions / f"{'c' * 32}.jsonl", (40e6, 40e6), follow_symlinks=False)
+    with Mino(home, env={"TZ": "UTC"}) as mino_:
+        for line in ("/sessions", "/exit"):
+            mino_.ask(line)
+        assert mino_.wait() == 0
+        rows = below_the_opening(mino_.screen()).split("\n")[1:7]
+    assert rows[0].startswith(f"* {SESSION[:8]}   20") and rows[0].endswith("        0 B  (empty)")
+    assert rows[1:4] == [
+        "  abcdef010  1979-07-05 05:20        0 B  (empty)", f"  abcdef011  1976-05-03 19:33      {sizes[2]} B  Twin",
+        f"  aaaaaaaa   1973-03-03 09:46   {sizes[0] / 1024:.1f} KiB  First of [31mall lines " + "长" * 7]
+    assert [row.split("  ")[-1] for row in rows[4:]] == ["(damaged)", "(cannot be opened)"]
+    assert all(sum(map(width, row)) <= 80 for row in rows)
+
+
+def test_a_thousand_long_conversations_are_listed_from_their_first_lines(home: Home) -> None:
+    line = numbered(user("Hello, conversation."))[0]
+    complete(home)
+    for number in range(1000):
+        path = home.write_session([line], f"{number:04x}{0:028x}")
+        os.truncate(path, 60 << 20)  # sparse: it takes no room, but as long to read
+    assert run_piped(home, b"/sessions\n").stdout.count("60.0 MiB  Hello, conversation.\n") == 1000
+
+
+BEGINNINGS = {
+    "012": "4 characters", "../x": "digits", "0123456789ABCDEF" * 2: "digits", "01234567.jsonl": "digits", "é123": "digits",
+    SESSION + "0": "No conversation", "0000": "No conversation", "f" * 31: "No conversation", "0123456789abcdef": "More than one"}
+
+
+def test_an_id_that_names_not_one_conversation_is_one_clear_line(home: Home, service: Service) -> None:
+    two(home).write_session(b"", "0123456789abcdef" + "0" * 16)
+    before = everything(home.root)
+    ran = run_piped(home, "".join(f"/resume {beginning}\n" for beginning in BEGINNINGS).encode())
+    told = ran.stderr.splitlines()
+    assert ran.status == 0 and len(told) == len(BEGINNINGS) and everything(home.root) == before
+    assert [words in line and line.startswith("Error: ") for words, line in zip(BEGINNINGS.values(), told)] == [True] * len(told)
+    service.script(answer("Milk."))
+    run_piped(home, b"/resume ../x\nMy word?\n")
+    assert questions(service.requests[0]) == ["My word is milk.", "My word?"]
+
+
+def test_short_ids_are_as_long_as_they_must_be() -> None:
+    ids = ["0" * 32, "0" * 31 + "1", "0" * 9 + "1" * 23, "a" * 32]
+    assert mino.short_ids(ids[::-1]) == dict(zip(ids, [ids[0], ids[1], ids[2][:10], "a" * 8])) and mino.short_ids([]) == {}
+
+
+@pytest.mark.parametrize("line, question", [
+    (b'{"v":2,"seq":1,"turn_id":"x","kind":"user_message","text":"\xe7\x89\x9b \\u5976 \\"x\\""}\n', '牛 奶 "x"'),
+    (b'{"kind": "user_message", "text": "spaced"}', "spaced"), (b'{"text":"cut off in a \\u572', "cut off in a "),
+    (b'{"text":"cut off in a \\', "cut off in a "), (b'{"text":"cut \xe7\x89', "cut "), (b'{"v":2}', "(damaged)"),
+    (b'["text":"x"]', "(damaged)"), (b'{"text":5}', "(damaged)"), (b"\xff\n", "(damaged)"), (b"\n", "(damaged)")])
+def test_a_first_question_is_known_from_as_much_of_its_line_as_was_read(line: bytes, question: str) -> None:
+    assert mino.first_question(line) == question
+
+
+@pytest.mark.parametrize("beginning", [OTHER, OTHER[:4], OTHER[:31]])
+def test_any_beginning_of_an_id_that_names_one_conversation_will_do(home: Home, service: Service, beginning: str) -> None:
+    service.script(answer("Eggs."))
+    ran = run_piped(two(home), f"/resume {beginning}\nMy word?\n".encode())
+    assert f"\nSession: {OTHER}\n" in ran.stdout and questions(service.requests[0]) == ["My word is eggs.", "My word?"]
+
+
+def test_a_list_changes_nothing_and_knows_odd_dates_and_terminals(home: Home) -> None:
+    path = two(home).sessions / f"{OTHER}.jsonl"
+    path.chmod(0o400)
+    home.write_session(numbered(*exchange("牛" * 60, "Hi.")), "a" * 32)
+    os.utime(path, (0, 1 << 35))
+    before = everything(home.root)
+    ran = run_piped(home, b"/sessions\n", env={"PYTHONIOENCODING": "ascii"})
+    rows = re.findall(r"(?m)^[* ] [0-9a-f]{8}  .*$", ran.stdout)
+    assert everything(home.root) == before and len(rows) == 3 and all(len(row) <= 80 for row in rows) and any("\\u725b" in row for row in rows)
+    assert mino.local_time(2.0**70).strip() == "(no date)"
+
+
+def test_ids_that_begin_alike_are_told_apart_wherever_they_are_shown(home: Home) -> None:
+    home.write_session(b"", SESSION[:31] + "0")
+    complete(home)
+    with Mino(home) as mino_:
+        mino_.expect(f"Session: {SESSION}\n")
+        mino_.ask("/clear")
+        mino_.expect(f"Type {SESSION} to clear it: ")
+
+
+# Where a start goes on.
+
+def test_a_home_of_chapter_04_is_taken_over_byte_for_byte(home: Home, service: Service) -> None:
+    path = complete(home).write_session(rich())
+    home.pointer.unlink()
+    before, old = everything(home.root), path.read_bytes()
+    assert run_piped(home).status == 0
+    pointed = everything(home.root)
+    assert home.pointer.read_text() == f'{{"v": 1, "session_id": "{SESSION}"}}\n' and path.read_bytes() == old
+    assert {**pointed, **before} == pointed and len(pointed) == len(before) + 1
+
+
+def test_the_pointer_is_written_once_and_not_at_each_start(home: Home) -> None:
+    run_piped(home)
+    written = home.pointer.stat()
+    run_piped(home)
+    assert home.pointer.stat().st_ino == written.st_ino and pointer(home) == home.session.stem
+
+
+def no_pointer(home: Home) -> None:
+    """It was never written, or somebody removed it."""
+    home.pointer.unlink()
+
+
+def unusable(content: bytes) -> Callable[[Home], None]:
+    """A pointer that is none."""
+    def write(home: Home) -> None:
+        """Write that."""
+        home.pointer.write_bytes(content)
+
+    return write
+
+
+USELESS: Dict[str, Callable[[Home], Any]] = {
+    "no JSON": unusable(b"{"), "not UTF-8": unusable(b'{"v": 1, "session_id": "\xff"}'), "empty": unusable(b""),
+    "no object": unusable(b"[1]"), "no id": unusable(b'{"v": 1}'), "another version": unusable(_json({"v": 2, "session_id": OTHER}).encode()),
+    "true is no 1": unusable(_json({"v": True, "session_id": OTHER}).encode()),
+    "another field": unusable(_json({"v": 1, "session_id": OTHER, "x": 1}).encode()),
+    "a path": unusable(b'{"v": 1, "session_id": "../x"}'), "upper case": unusable(_json({"v": 1, "session_id": OTHER.upper()}).encode()),
+    "31 characters": unusable(_json({"v": 1, "session_id": OTHER[:31]}).encode()), "a number": unusable(b'{"v": 1, "session_id": 5}'),
+    "a key twice": unusable(f'{{"v": 1, "session_id": "{SESSION}", "session_id": "{OTHER}"}}'.encode()),
+    "a newline": unusable(_json({"v": 1, "session_id": OTHER + "\n"}).encode()), "too long": unusable(b" " * 5000),
+    "a link": lambda home: displace(home, home.pointer, "link"), "a FIFO": lambda home: displace(home, home.pointer, "FIFO"),
+    "a directory": lambda home: displace(home, home.pointer, "directory"),
+}
+
+
+@pytest.mark.parametrize("case", USELESS)
+def test_a_pointer_of_no_use_is_named(home: Home, case: str) -> None:
+    USELESS[case](complete(home))
+    with pytest.raises(mino.MinoError, match=re.escape(str(home.pointer))):
+        mino.read_pointer(str(home.pointer))
+
+
+@pytest.mark.parametrize("case", ["missing", "no JSON", "a link", "a FIFO"])
+def test_a_pointer_of_no_use_selects_none_of_several_conversations(home: Home, service: Service, case: str) -> None:
+    {"missing": no_pointer, **USELESS}[case](two(home))
+    before = everything(home.root)
+    ran = run_piped(home, b"/sessions\nMy word?\nAgain?\n")
+    assert ran.status == 1 and service.requests == [] and everything(home.root) == before
+    first, second = ran.stderr.splitlines(keepends=True)
+    assert first.startswith("Error: ") and str(home.pointer) in first and second == NONE_SELECTED  # and then it ends
+    assert "\nNo conversation is selected." in ran.stdout and "My word is eggs." in ran.stdout and "* " not in ran.stdout
+
+
+@pytest.mark.parametrize("case", ["no JSON", "a link", "a FIFO"])
+def test_a_pointer_of_no_use_is_replaced_where_there_is_nothing_to_choose(home: Home, case: str) -> None:
+    path = complete(home).write_session(rich())
+    USELESS[case](home)
+    ran = run_piped(home)
+    assert ran.status == 0 and str(home.pointer) in ran.stderr and ran.stderr.count("\n") == 1
+    assert pointer(home) == SESSION and not home.pointer.is_symlink() and path.read_bytes() == home.session.read_bytes()
+
+
+def damage(home: Home) -> Any:
+    """Damage in the middle of the current conversation."""
+    path = home.sessions / f"{SESSION}.jsonl"
+    return path.write_bytes(path.read_bytes().replace(b'"seq":2', b'"seq":3'))
+
+
+@pytest.mark.parametrize("harm", [
+    damage, lambda home: (home.sessions / f"{SESSION}.jsonl").unlink(),
+    *[lambda home, kind=kind: displace(home, home.sessions / f"{SESSION}.jsonl", kind)
+      for kind in ("link", "FIFO")]], ids=["damaged", "missing", "link", "FIFO"])
+def test_a_conversation_that_cannot_be_opened_keeps_no_other_from_being_used(
+        home: Home, service: Service, harm: Callable[[Home], Any]) -> None:
+    harm(two(home))
+    before, path = everything(home.root), str(home.sessions / f"{SESSION}.jsonl")
+    ran = run_piped(home, b"My word?\n")
+    assert (ran.status, service.requests) == (1, []) and everything(home.root) == before
+    assert re.fullmatch(rf"Error: {re.escape(path)}\b[^\n]*\n{re.escape(NONE_SELECTED)}", ran.stderr)
+    service.script(answer("Eggs."), answer("None."))
+    ran = run_piped(home, f"/sessions\n/resume fedc\nMy word?\n/resume {SESSION}\n/new\nAnd now?\n".encode())
+    assert ran.status == 0 and ran.stderr.count(path) == 2 - ("No conversation has" in ran.stderr)
+    assert [questions(request) for request in service.requests] == [["My word is eggs.", "My word?"], ["And now?"]]
+
+
+def test_in_a_terminal_the_chat_waits_for_a_conversation(home: Home, service: Service) -> None:
+    no_pointer(two(home))
+    service.script(answer("Milk."))
+    with Mino(home) as mino_:
+        mino_.expect("Error: There are several conversations")
+        mino_.expect("No conversation is selected. Use /sessions and /resume, or /new.\n\nYou> ")
+        mino_.line("My word?")
+        mino_.expect(NONE_SELECTED)
+        mino_.ask("/clear")
+        mino_.expect(NONE_SELECTED)
+        mino_.ask("/resume 0123")
+        mino_.ask("My word?")
+        mino_.expect("Milk.")
+        mino_.ask("/exit")
+        assert mino_.wait() == 0
+    assert questions(service.requests[0]) == ["My word is milk.", "My word?"] and pointer(home) == SESSION
+
+
+def test_a_pointer_that_cannot_be_replaced_stops_commands_and_not_mino(home: Home) -> None:
+    """With one conversation as with several, nothing is guessed, begun or believed."""
+    displace(complete(home), home.pointer, "directory")
+    for _ in range(2):
+        before = conversations(home)
+        ran = run_piped(home, f"/new\n/resume {SESSION}\n".encode())
+        assert ran.status == 0 and conversations(home) == before and ran.stderr.count(f"{home.pointer} is a directory") == 2
+        home.write_session(b"", OTHER)
+
+
+def test_a_switch_is_not_believed_without_its_pointer(home: Home) -> None:
+    """Whoever removed it meanwhile, and be it the current conversation's."""
+    with Mino(two(home)) as mino_:
+        for line in (f"/resume {SESSION}", f"/resume {OTHER}", "/new", "/new"):
+            mino_.expect("You> ")
+            home.pointer.unlink()
+            mino_.line(line)
+            mino_.expect("\nSession: ")
+            mino_.expect("\n\nYou> ")
+            assert home.pointer.exists()
+            mino_.line("")
+
+
+# Switching.
+
+def unfinished(home: Home) -> Home:
+    """Two conversations, in the other of which a command may have run, behind a torn line."""
+    two(home).write_session(numbered(*unknown_turn("send", "c", TURN_B)[:3]), OTHER)
+    path = home.sessions / f"{OTHER}.jsonl"
+    path.write_bytes(path.read_bytes() + b'{"v":2')
+    return home
+
+
+def test_a_switch_recovers_and_asks_as_a_start_does(home: Home, service: Service) -> None:
+    service.script(answer("Milk."), answer("I see."))
+    with Mino(unfinished(home)) as mino_:
+        for decision in "ny":
+            mino_.ask("/resume fedc")
+            if decision == "n":
+                mino_.expect("The end of the session file was damaged and cut off.")
+                mino_.expect(RECOVERED)
+            mino_.expect('Command: "send"\n')
+            mino_.expect(GATE)
+            mino_.line(decision)
+            mino_.ask("Which word?")
+            mino_.expect("Milk." if decision == "n" else "I see.")
+        mino_.ask("/exit")
+        assert mino_.wait() == 0 and "Goodbye." in mino_.text
+    assert [questions(request)[0] for request in service.requests] == ["My word is milk.", "Do it."]
+    assert [json.loads(line)["kind"] for line in conversations(home)[OTHER].splitlines()][3:6] == [
+        "tool_result", "turn_end", "recovery_ack"]
+    assert pointer(home) == OTHER and len(home.recovery_copies) == 1
+
+
+def test_a_switch_in_a_pipe_cannot_acknowledge(home: Home, service: Service) -> None:
+    service.script(answer("Milk."))
+    ran = run_piped(unfinished(home), b"/resume fedc\nWhich word?\n")
+    assert ran.stderr.endswith(f"Error: {GATE_CLOSED}\n") and questions(service.requests[0])[0] == "My word is milk."
+    assert pointer(home) == SESSION and b"recovery_ack" not in conversations(home)[OTHER]
+
+
+def test_a_gate_that_is_declined_at_the_start_ends_mino(home: Home) -> None:
+    with Mino(unfinished(home).select(OTHER)) as mino_:
+        mino_.expect(GATE)
+        mino_.line("n")
+        assert mino_.wait() == 0 and "Mino - Chapter" not in mino_.text
+
+
+def test_up_recalls_the_questions_of_the_current_conversation(home: Home, service: Service) -> None:
+    skip_without_gnu_readline()
+    service.script(*[answer("OK.")] * 4)
+    chat(two(home), "\x1b[A", "/resume fedc", "\x1b[A", "/new", "\x1b[ANew?", "/sessions", "\x1b[A")
+    assert [questions(request)[-1] for request in service.requests] == ["My word is milk.", "My word is eggs.", "New?", "New?"]
+
+
+# Clearing.
+
+CLEARED = "Type 01234567 to clear it: "
+
+
+def test_clear_empties_the_conversation_and_says_what_it_does_not_undo(home: Home, service: Service) -> None:
+    service.script(answer("None."))
+    copy = two(home).sessions / f"{SESSION}-recovery-1.jsonl"
+    _write_private(copy, b"kept\n")
+    with Mino(home) as mino_:
+        mino_.ask("/clear")
+        told = mino_.expect(CLEARED)
+        assert "commands that ran" in told and "recovery copies" in told and "backups" in told
+        mino_.line(" 01234567 ")
+        mino_.expect("Session was cleared.\n")
+        assert conversations(home)[SESSION] == b"" and copy.read_bytes() == b"kept\n"
+        mino_.ask("\x1b[AMy word?")
+        mino_.expect("None.")
+        assert run_piped(home).status == 1  # the lock is held as before
+        mino_.ask("/exit")
+        assert mino_.wait() == 0
+    assert questions(service.requests[0]) == ["My word?"] and len(conversations(home)) == 2
+    lines = conversations(home)[SESSION].splitlines()
+    assert [json.loads(line)["seq"] for line in lines] == [1, 2, 3] and modes(home)[f"{SESSION}.jsonl"] == 0o600
+    assert not [path for path in home.sessions.iterdir() if not path.name.endswith(".jsonl")]
+
+
+@pytest.mark.parametrize("keys", ["\r", "y\r", "0123456\r", "012345678\r", SESSION + "\r", "\x04"])
+def test_anything_else_does_not_clear(home: Home, keys: str) -> None:
+    before = conversations(two(home))
+    with Mino(home) as mino_:
+        mino_.ask("/clear")
+        mino_.expect(CLEARED)
+        mino_.type(keys)
+        mino_.expect("Session was not cleared.\n")
+        mino_.ask("/exit")
+        assert mino_.wait() == 0
+    assert conversations(home) == before
+
+
+def test_what_was_typed_ahead_does_not_clear(home: Home) -> None:
+    before = conversations(two(home))
+    with Mino(home) as mino_:
+        mino_.expect("You> ")
+        mino_.type("/clear\r01234567\r01234567\r")
+        mino_.expect(CLEARED)
+        mino_.line("")
+        mino_.expect("Session was not cleared.\n")
+    assert conversations(home) == before
+
+
+def test_clear_needs_a_terminal(home: Home) -> None:
+    before = conversations(two(home))
+    ran = run_piped(home, b"/clear\n/exit\n")
+    assert "/clear needs an interactive terminal" in ran.stderr and (ran.status, conversations(home)) == (0, before)
+
+
+def test_a_signal_at_the_question_about_clearing_clears_nothing(home: Home) -> None:
+    before = conversations(two(home))
+    with Mino(home) as mino_:
+        mino_.ask("/clear")
+        mino_.expect(CLEARED)
+        mino_.type("01234567\x03")
+        assert mino_.wait() == 130
+    assert conversations(home) == before
+
+
+# Faults.
+
+def typed(home: Home, lines: str, **how: Any) -> Tuple[int, str]:
+    """A chat in a terminal in which these lines are typed, as far as it gets; its status, and what it showed."""
+    with Mino(home, **how) as mino_:
+        try:
+            for line in [*filter(None, lines.split("+")), "/exit"]:
+                mino_.expect("clear it: " if line == SESSION[:8] else "You> ")
+                mino_.line(line)
+        except (AssertionError, OSError):
+            if mino_.process.poll() is None:
+                mino_.line("/exit")
+        return mino_.wait(), mino_.text
+
+
+def calls_of(place: Path, lines: str) -> List[str]:
+    """The system calls on ~/.mino of such a chat, in order."""
+    home = two(Home(place).configure(HERE_URL))
+    assert typed(home, lines, env=faulty(home, "any:::0"))[0] == 0
+    return [call.split()[0] for call in logged(home)]
+
+
+def command_fault(lines: str, fault: str) -> Trial:
+    """A command in which a system call fails, or is the last one of the process."""
+    def trial(place: Path) -> List[str]:
+        """No conversation is lost or changed but by /clear, and the next start goes on with one of those there are."""
+        home = two(Home(place).configure(HERE_URL))
+        before = conversations(home)
+        status, shown = typed(home, lines, env=faulty(home, f"any:{fault}"))
+        after = conversations(home)
+        empty = {name for name, data in after.items() if data == b""} - ({SESSION} if "clear" in lines else set())
+        changed = [name for name, data in before.items() if after.get(name) not in (data, b"" if "clear" in lines else data)]
+        again = run_piped(home, b"/sessions\n")
+        told = pointer(home)
+        wrong = {
+            f"it ended with {status}: {shown[-300:]!r}": status not in ((-signal.SIGKILL,) if "kill" in fault else (0, 1)),
+            f"it said {shown[-300:]!r}": "Traceback" in shown or len(re.findall("(?m)^Error: ", shown)) > 1,
+            f"a success was claimed: {shown[-300:]!r}": status == 1 and bool(re.search("(?m)^Session(:.{33}| was cleared)", shown)),
+            f"it went on after {shown[-300:]!r}": status == 0 and "Error: " in shown and (after, told) != (before, SESSION),
+            f"changed or lost: {changed}": changed != [],
+            f"{len(empty)} empty conversations": len(empty) > ("new" in lines),
+            f"the pointer names {told}": told not in {SESSION, OTHER, *empty},
+            f"the next start: {again}": again.status != 0 or again.stderr != "" or f"\n* {told[:8]}" not in again.stdout}
+        return [what for what, is_so in wrong.items() if is_so]
+
+    return f"{lines}, {fault}", trial
+
+
+def command_faults(place: Path, lines: str) -> List[Trial]:
+    """Every system call that a command makes, failing in each way and killed before it."""
+    undisturbed, calls = Counter(calls_of(place / "none", "")), calls_of(place / "all", lines)
+    found = []
+    for call, count in sorted(Counter(calls).items()):
+        for number in range(undisturbed[call] + 1, count + 1):
+            found += [command_fault(lines, f"{call}:{effect}:{number}")
+                      for effect in [*START_FAULTS.get(call, ["EIO"]), "kill-before", "kill-after"]]
+    return found
+
+
+COMMAND_LINES = ["/new", "/resume fedc", "/clear+01234567"]
+
+
+@pytest.mark.parametrize("lines", COMMAND_LINES)
+def test_a_fault_at_any_call_of_a_command_loses_no_conversation(tmp_path: Path, lines: str) -> None:
+    trials = command_faults(tmp_path, lines)
+    assert len(trials) > 20 and abreast(tmp_path, trials[::7]) == []
+
+
+@pytest.mark.parametrize("lines", ["/clear+01234567", "/new"])
+def test_a_conversation_that_another_program_changed_is_neither_cleared_nor_kept_on(home: Home, lines: str) -> None:
+    path = two(home).sessions / f"{SESSION}.jsonl"
+    if lines == "/new":
+        path.write_bytes(b"")
+    with Mino(home) as mino_:
+        mino_.expect("You> ")
+        path.write_bytes(path.read_bytes() + b"foreign\n")
+        changed = path.read_bytes()
+        for line in lines.split("+"):
+            mino_.line(line)
+            mino_.expect("clear it: " if line == "/clear" else "was changed by another program")
+        assert mino_.wait() == 1 and path.read_bytes() == changed
+
+
+def test_a_pointer_that_is_written_half_is_not_believed(home: Home, service: Service) -> None:
+    before = two(home).pointer.read_bytes()
+    for line in ("/new", "/resume fedc"):
+        status, shown = typed(home, line, launcher=limited(home.place, 40))
+        assert (status, home.pointer.read_bytes()) == (1, before) and "File too large" in shown and "\nSession: f" not in shown
+    service.script(answer("Milk."))
+    run_piped(home, b"My word?\n")
+    assert questions(service.requests[0]) == ["My word is milk.", "My word?"]
+
+
+# ---- 24. Tests: the promises ----------------------------------------------------------------------------------------
 # One test for each promise in the docstring of mino.py, with the promise's number and words for its name: what a reader
 # of the list would try. The sections above test how each is kept, and where it could break.
 
@@ -6631,7 +7184,7 @@ def test_p9_nothing_foreign_reaches_the_screen_uncleaned_and_the_key_nobody(home
     assert {line.split("=")[0] for line in result.split(foul)[0].splitlines()} <= {"PATH", "HOME", "LANG", "PWD", "SHLVL", "_"}
 
 
-# ---- 24. The sweeps -------------------------------------------------------------------------------------------------
+# ---- 25. The sweeps -------------------------------------------------------------------------------------------------
 # One full turn (a question, two approved commands, an answer), broken at each of its steps: by a fault of one system
 # call, by a full disk, by signals at lines of mino.py and at moments of the clock. Whatever it was, Mino must end as it
 # should, and the next start must carry what a reading of the file by the words of the contract says, and nothing else.
@@ -6761,11 +7314,15 @@ def has_error(turn: Turn) -> bool:
 
 
 def faults_of_the_end(turn: Turn, statuses: Iterable[int]) -> List[str]:
-    """What is wrong with an end that must have one of these statuses; after 1 one line says why."""
+    """What is wrong with an end that must have one of these statuses; after 1 one line says why.
+
+    Where the conversation could not be opened, one says why, and one answers the question.
+    """
     lines = re.findall(r"(?m)^Error: .+$", turn.shown)
+    due = (turn.status == 1) + 2 * (NONE_SELECTED in turn.shown)
     wrong = {
         f"it ended with {turn.status}: {turn.shown[-400:]!r}": turn.status not in statuses,
-        f"it said {turn.shown[-400:]!r}": "Traceback" in turn.shown or len(lines) != (turn.status == 1),
+        f"it said {turn.shown[-400:]!r}": "Traceback" in turn.shown or len(lines) != due,
         f"{turn.left}": turn.status != -signal.SIGKILL and turn.left != []}
     return [what for what, is_so in wrong.items() if is_so]
 
@@ -7103,6 +7660,8 @@ def kinds_of_trials(lines: int, milliseconds: int) -> Dict[str, Callable[[Path],
     return {
         "faults of the session file": lambda place: session_faults(),
         "faults of a start's own files": start_faults,
+        "faults of commands": lambda place: [
+            trial for lines in COMMAND_LINES for trial in command_faults(place / str(len(lines)), lines)],
         "sizes that no file may exceed": limits,
         "full disks": lambda place: full_disks(),
         "SIGINT at lines": by_lines(signal.SIGINT, [*first, *spread(lines, 260)]),
@@ -7121,7 +7680,7 @@ def turn_lines(tmp_path_factory: pytest.TempPathFactory) -> int:
 
 
 def test_a_fault_at_any_append_is_told_and_the_next_start_knows_the_truth(tmp_path: Path) -> None:
-    assert abreast(tmp_path, session_faults()[::4]) == []
+    assert abreast(tmp_path, session_faults()[::6]) == []
 
 
 def test_a_fault_at_any_call_of_a_start_is_one_line_or_nothing(tmp_path: Path) -> None:
@@ -7150,7 +7709,7 @@ def test_a_signal_at_any_moment_leaves_things_in_order(tmp_path: Path) -> None:
     assert abreast(tmp_path, [moment_signal(at, [signum]) for at, signum in zip((20, 60, 180), BURST)]) == []
 
 
-# ---- 25. The fuzz ---------------------------------------------------------------------------------------------------
+# ---- 26. The fuzz ---------------------------------------------------------------------------------------------------
 # `python mino_test.py fuzz [SEED]`: streams, session files and connections, bent or cut, each judged by a few lines of
 # this section that share no code with what they judge. A case is a function of seed, part and number, so that
 # `python mino_test.py fuzz SEED PART NUMBER` repeats a single one. The suite runs a sample of each part.
@@ -7422,7 +7981,7 @@ def opened_again(path: Path) -> Iterator[mino.History]:
         history.recover(history.load())
         yield history
     finally:
-        os.close(history._fd)
+        history.close()
 
 
 def records_in(path: Path) -> List[Record]:
@@ -7853,7 +8412,7 @@ def test_a_reply_that_gets_nowhere_ends_with_ctrl_c(tmp_path: Path) -> None:
     assert run_flood("100 Continue without end", tmp_path, patience=0.3) == ""
 
 
-# ---- 26. The speed table --------------------------------------------------------------------------------------------
+# ---- 27. The speed table --------------------------------------------------------------------------------------------
 # `python mino_test.py bench`: what Mino takes, against what a reference takes in the same run on the same machine. CPU
 # times are those of this process, so the services it reads from are forks; each figure is the median of several runs.
 
@@ -8035,7 +8594,7 @@ def bench_body(session: Path) -> Row:
                median_of(lambda: cpu_of(lambda: json.dumps(value))), 0.2)
 
 
-# ---- 27. Running this file ------------------------------------------------------------------------------------------
+# ---- 28. Running this file ------------------------------------------------------------------------------------------
 # `python mino_test.py`: the practice service on this machine, and Mino with it, in a home that stays for next time.
 # Signals reach Mino as they would without us; its exit status is ours. `python mino_test.py test`: the suite.
 
