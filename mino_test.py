@@ -31,11 +31,12 @@ Contents
     21. Tests: the bash tool
     22. Tests: interruptions
     23. Tests: many conversations
-    24. Tests: the promises
-    25. The sweeps
-    26. The fuzz
-    27. The speed table
-    28. Running this file
+    24. Tests: reasons, figures, and signs of life
+    25. Tests: the promises
+    26. The sweeps
+    27. The fuzz
+    28. The speed table
+    29. Running this file
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ import mino
 
 HERE = Path(__file__).resolve().parent
 MINO = HERE / "mino.py"
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a sync takes no time there
 PATIENCE = 10.0  # seconds; what a wait may take before it fails
 HOLD_LIMIT = 60.0  # seconds; a service thread held longer than this gives up, and the test fails
 
@@ -1389,6 +1391,7 @@ data: {"response":{"id":"resp_1","created_at":1796010230.5,"model":"tiny-hf","ob
 
 PACE = 0.02  # seconds between two words
 COUNT_PACE = 0.15  # seconds between two numbers, for who wants to interrupt
+THOUGHTS = 4  # a second
 CRASH_SECONDS = 25  # how long the slow command takes; Mino ends a command after 30
 
 
@@ -1407,6 +1410,7 @@ class Says(NamedTuple):
     text: str
     command: Optional[str] = None
     pace: float = PACE
+    thought: int = 0  # how many seconds it reasons before
 
 
 MENU = """Things to try:
@@ -1414,10 +1418,11 @@ MENU = """Things to try:
     then /exit, start again, and ask: What is my favorite color?
     Or /new, and ask; then /sessions, /resume, and ask again.
 - Run ls -l
-    I ask for bash and you decide; try a no as well.
+    I ask for bash and you decide; try a no as well, and a no in words.
 - Add bread to shopping.txt
 - Add milk to shopping.txt slowly
     kill Mino in the middle, start again, and ask: Is milk in shopping.txt?
+- Think for 5 seconds
 - Count to 100
     and press Ctrl+C before I am done.
 Type help to see this again."""
@@ -1429,10 +1434,11 @@ MENU_ZH = """可以试试：
     然后 /exit，重新启动，再问：我最喜欢什么颜色？
     或者 /new 之后再问；再用 /sessions 和 /resume 回来，再问一次。
 - 运行 ls -l
-    由你决定是否批准，也试试拒绝。
+    由你决定是否批准，也试试拒绝，并说说为什么。
 - 把面包加到 shopping.txt 里
 - 把牛奶慢慢加到 shopping.txt 里
     中途结束 Mino，重新启动，再问：shopping.txt 里有牛奶了吗？
+- 想 5 秒
 - 数到 100
     中途按 Ctrl+C。
 输入“帮助”可再看一遍。"""
@@ -1512,6 +1518,13 @@ def count(match: Match[str], told: Told) -> Says:
     return Says(" ".join(str(number) for number in range(1, min(int(match["last"]), 1000) + 1)), pace=COUNT_PACE)
 
 
+def ponder(match: Match[str], told: Told) -> Says:
+    """Reason for some seconds."""
+    seconds = min(int(match["seconds"]), 60)
+    text = f"我想了 {seconds} 秒，什么也没想出来。" if chinese(told.question) else f"I thought for {seconds} s. Nothing came of it."
+    return Says(text, thought=seconds)
+
+
 def echo(match: Match[str], told: Told) -> Says:
     """Say what was heard, where nothing else fits."""
     heard = told.question.strip()[:200]
@@ -1533,6 +1546,7 @@ RULES: List[Tuple[str, Callable[[Match[str], Told], Says]]] = [  # the first tha
     (r"colou?r|颜色", recall_color),
     (r"(?:\bis|\bare|what|read|show|look|有|看).*?(?P<list>[A-Za-z0-9_-][A-Za-z0-9_.-]*\.txt)", look),
     (r"(?:\bis|\bare|what).*\b(?:list|milk)\b|清单|牛奶|milk", look),
+    (r"(?:\bthink\b|想)\D*(?P<seconds>\d+)", ponder),
     (r"(?:\bcount(?:ing)? (?:slowly )?to|数到)\s*(?P<last>\d+)", count),
     (r"", echo),
 ]
@@ -1550,6 +1564,9 @@ def judge(told: Told) -> Says:
                  "unknown": "It may have run; its result is unknown.", "timed_out": "It took too long and was ended.",
                  "failed": f"The command failed, with exit code {outcome.get('exit_code')}."}
         text = words.get(status, f"It did not succeed: {status}.")
+    _, said, reason = output.partition("The user said: ")
+    if said:
+        text += f"你说：{reason}" if chinese(told.question) else f" You said: {reason}"
     if command.startswith("cat ") and status == "completed":
         lines = output.splitlines()
         counted = ", ".join(f"{line} ({lines.count(line)}x)" for line in dict.fromkeys(lines))
@@ -1597,13 +1614,14 @@ class PracticeModel:
         if says.command is not None:
             items.append(call_item(says.command, call_id=f"call_{uuid.uuid4().hex}", id=f"fc_{uuid.uuid4().hex}"))
         chunks = re.findall(r"\s*(?:[\u2e80-\uffef]|[^\s\u2e80-\uffef]+)", says.text)
-        return Reply(self._paced(events(*items, chunks=chunks), says.pace))
+        thoughts = [{"type": "response.reasoning_text.delta", "delta": "."}] * (says.thought * THOUGHTS)
+        return Reply(self._paced([*thoughts, *events(*items, chunks=chunks)], says.pace))
 
     def _paced(self, found: List[Dict[str, Any]], pace: float) -> Iterator[bytes]:
         """The events, with time between the words."""
         for event in found:
-            if event["type"] == "response.output_text.delta":
-                self._never.wait(pace)
+            if event["type"].endswith("_text.delta"):
+                self._never.wait(1 / THOUGHTS if "reasoning" in event["type"] else pace)
             yield sse(event)
 
 
@@ -1843,6 +1861,8 @@ def test_a_captured_stream_is_whole(name: str) -> None:
     (["Is milk in shopping.txt?"], "I can't know without looking.", "cat shopping.txt"),
     (["现在清单里有 milk 了吗？"], "我可以读取 shopping.txt", "cat shopping.txt"),
     (["Count to 5"], "1 2 3 4 5", None),
+    (["Think for 3 seconds"], "I thought for 3 s.", None),
+    (["想 3 秒"], "我想了 3 秒", None),
     (["Hello", "Sing."], 'I have no rule for that: "Sing.".', None),
 ])
 def test_the_practice_model_knows_what_it_was_told(questions: List[str], said: str, command: Optional[str]) -> None:
@@ -1855,7 +1875,8 @@ def test_the_practice_model_knows_what_it_was_told(questions: List[str], said: s
 
 @pytest.mark.parametrize("status, more, said", [
     ("completed", {"output": "milk\neggs\nmilk\n"}, "It holds: milk (2x), eggs (1x)"),
-    ("failed", {"exit_code": 1}, "exit code 1"), ("denied", {}, "nothing ran"), ("cancelled", {}, "cancelled")])
+    ("failed", {"exit_code": 1}, "exit code 1"), ("denied", {}, "nothing ran"),
+    ("denied", {"output": "No. The user said: only txt"}, "nothing ran. You said: only txt"), ("cancelled", {}, "cancelled")])
 def test_the_practice_model_says_what_became_of_a_command(status: str, more: Record, said: str) -> None:
     """And an unknown result is told when its file is asked about."""
     item, question = call_item("cat a.txt", call_id="c"), {"role": "user", "content": "Read a.txt"}
@@ -2696,6 +2717,7 @@ Working directory: "{work}"
 Environment: "PATH=/opt/homebrew/bin:/usr/local/bin:/usr/local/go/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME={home}", "LANG=en_US.UTF-8"
 Limits: 30 s, 65536 bytes of output
 Runs with your account's permissions; this is not a sandbox.
+Type y to run it. Anything else denies it; words tell the model why.
 Approve this operation? [y/N] y
 
 [Tool result: completed; exit code 0]
@@ -2708,6 +2730,7 @@ Working directory: "{work}"
 Environment: "PATH=/opt/homebrew/bin:/usr/local/bin:/usr/local/go/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME={home}", "LANG=en_US.UTF-8"
 Limits: 30 s, 65536 bytes of output
 Runs with your account's permissions; this is not a sandbox.
+Type y to run it. Anything else denies it; words tell the model why.
 Approve this operation? [y/N] yes
 
 [Tool result: failed; exit code 3]
@@ -2719,6 +2742,7 @@ Working directory: "{work}"
 Environment: "PATH=/opt/homebrew/bin:/usr/local/bin:/usr/local/go/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME={home}", "LANG=en_US.UTF-8"
 Limits: 30 s, 65536 bytes of output
 Runs with your account's permissions; this is not a sandbox.
+Type y to run it. Anything else denies it; words tell the model why.
 Approve this operation? [y/N] no
 
 [Tool result: denied]
@@ -3274,6 +3298,7 @@ Working directory: {work}
 Environment: "PATH=/opt/homebrew/bin:/usr/local/bin:/usr/local/go/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME={home}", "LANG=en_US.UTF-8"
 Limits: 30 s, 65536 bytes of output
 Runs with your account's permissions; this is not a sandbox.
+Type y to run it. Anything else denies it; words tell the model why.
 """, work=mino.quote(str(cwd or home.work)), home=home.path)
 
 
@@ -3328,11 +3353,11 @@ def test_questions_in_any_language_are_recalled_in_any_locale(home: Home, servic
 
 
 def test_a_panel_taller_than_the_screen_is_followed_by_its_size(home: Home, service: Service) -> None:
-    tall = {"\n".join(["true"] * 60): 65, "echo " + "a" * 2000: 6, "echo " + "牛" * 1000: 6}
-    small, *others = ask_to_run(service, home, "\n".join(["true"] * 9), *tall)
-    assert small.endswith("this is not a sandbox.\nApprove this operation? [y/N]")
+    tall = {"\n".join(["true"] * 60): 66, "echo " + "a" * 2000: 7, "echo " + "牛" * 1000: 7}
+    small, *others = ask_to_run(service, home, "\n".join(["true"] * 8), *tall)
+    assert small.endswith("words tell the model why.\nApprove this operation? [y/N]")
     for shown, (command, lines) in zip(others, tall.items()):
-        size, question = shown.partition("this is not a sandbox.\n")[2].rsplit("\n", 1)
+        size, question = shown.partition("words tell the model why.\n")[2].rsplit("\n", 1)
         length = len(as_printed(home, command).encode("utf-8"))
         assert f" {lines} lines" in size and f" {length} bytes" in size and question == "Approve this operation? [y/N]"
 
@@ -3349,7 +3374,8 @@ def as_printed(home: Home, command: str) -> str:
     return "\n".join([
         "[Tool: bash]", *mino.quote_lines("Command: ", command), f'Working directory: "{home.work}"',
         f'Environment: "PATH={mino.COMMAND_PATH}", "HOME={home.path}", "LANG=en_US.UTF-8"',
-        "Limits: 30 s, 65536 bytes of output", "Runs with your account's permissions; this is not a sandbox.", ""])
+        "Limits: 30 s, 65536 bytes of output", "Runs with your account's permissions; this is not a sandbox.",
+        "Type y to run it. Anything else denies it; words tell the model why.", ""])
 
 
 def assert_clean(output: bytes, *said: str) -> None:
@@ -4689,17 +4715,18 @@ RICH = ["user_message", "model_response", "tool_start", "tool_result completed",
 
 
 @pytest.fixture
-def bare(tmp_path: Path) -> Iterator[Home]:
+def bare() -> Iterator[Home]:
     """A home without settings, for histories that are opened without a process; their descriptors are closed at the end."""
-    made = Home(tmp_path)
-    yield made
-    inodes = {path.stat().st_ino for path in made.sessions.iterdir()}
-    for name in os.listdir("/dev/fd"):
-        try:
-            if os.fstat(int(name)).st_ino in inodes:
-                os.close(int(name))
-        except OSError:
-            pass  # the directory's own
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as place:
+        made = Home(Path(place))
+        yield made
+        inodes = {path.stat().st_ino for path in made.sessions.iterdir()}
+        for name in os.listdir("/dev/fd"):
+            try:
+                if os.fstat(int(name)).st_ino in inodes:
+                    os.close(int(name))
+            except OSError:
+                pass  # the directory's own
 
 
 def load(home: Home, *records: Record) -> mino.History:
@@ -6520,7 +6547,7 @@ def test_commands_are_neither_sent_nor_saved(home: Home, service: Service) -> No
 
 def test_help_lists_the_commands(home: Home) -> None:
     shown = chat(home, "/help")
-    assert [line.split()[0] for line in shown.split("\n")[1:7]] == ["/new", "/sessions", "/resume", "/clear", "/help", "/exit"]
+    assert [line.split()[0] for line in shown.split("\n")[1:9]] == list(mino.COMMANDS)
 
 
 @pytest.mark.parametrize("line, told", [
@@ -6997,7 +7024,282 @@ def test_a_pointer_that_is_written_half_is_not_believed(home: Home, service: Ser
     assert questions(service.requests[0]) == ["My word is milk.", "My word?"]
 
 
-# ---- 24. Tests: the promises ----------------------------------------------------------------------------------------
+# ---- 24. Tests: reasons, figures, and signs of life -----------------------------------------------------------------
+# A denial may carry words to the model; what requests took and what was said can be looked up; and while nothing
+# comes, a terminal shows for how long, on a line that is whole again when something does.
+
+def quick(place: Path) -> Path:
+    """Mino with signs of life that come at once, and a bell after no time."""
+    return launcher(place, SIGN_SECONDS=0.0, BELL_SECONDS=0.0)
+
+
+REASON = "  Use the test directory instead: /tmp/é 牛奶. "
+
+
+def test_a_denial_may_carry_a_reason_which_the_model_is_told(home: Home, service: Service) -> None:
+    service.script(calls(["rm a", "rm b"]), answer("I see."))
+    with Mino(home) as mino_:
+        mino_.ask("Clean up.")
+        for words in (REASON, "N"):
+            mino_.expect("Type y to run it. Anything else denies it; words tell the model why.\nApprove this operation? [y/N] ")
+            mino_.line(words)
+        mino_.ask("/exit")
+        assert mino_.wait() == 0 and below_the_opening(mino_.screen()) == as_shown("""\
+You> Clean up.
+
+Assistant>
+[Tool: bash]
+Command: "rm a"
+Working directory: "{home.work}"
+Environment: "PATH={mino.COMMAND_PATH}", "HOME={home.path}", "LANG=en_US.UTF-8"
+Limits: 30 s, 65536 bytes of output
+Runs with your account's permissions; this is not a sandbox.
+Type y to run it. Anything else denies it; words tell the model why.
+Approve this operation? [y/N]   Use the test directory instead: /tmp/é 牛奶.
+
+[Tool result: denied]
+The user denied this operation. It was not executed. The user said: Use the test directory instead: /tmp/é 牛奶.
+
+[Tool: bash]
+Command: "rm b"
+Working directory: "{home.work}"
+Environment: "PATH={mino.COMMAND_PATH}", "HOME={home.path}", "LANG=en_US.UTF-8"
+Limits: 30 s, 65536 bytes of output
+Runs with your account's permissions; this is not a sandbox.
+Type y to run it. Anything else denies it; words tell the model why.
+Approve this operation? [y/N] N
+
+[Tool result: denied]
+The user denied this operation. It was not executed.
+
+Assistant> I see.
+
+You> /exit
+Goodbye.
+""", home=home, mino=mino)
+    denied = "The user denied this operation. It was not executed."
+    assert results_sent(service.requests[1]) == [
+        {"status": "denied", "output": f"{denied} The user said: {REASON.strip()}"}, {"status": "denied", "output": denied}]
+
+
+def test_a_reason_that_is_no_text_harms_nothing(home: Home, service: Service) -> None:
+    service.script(call("rm a"), answer("I see."))
+    with Mino(home) as mino_:
+        mino_.ask("Clean up.")
+        mino_.expect(APPROVE)
+        mino_.type(b"no \xff\xfe \x1b[A please\r")
+        mino_.ask("/exit")
+        assert mino_.wait() == 0
+    told = home.records()[2]["result"]["output"]
+    assert told.endswith("The user said: no \ufffd\ufffd \x1b[A please") and home.kinds()[-1] == "turn_end completed"
+
+
+# What requests took.
+
+def tokens(**usage: Any) -> Reply:
+    """An answer whose service says what it took."""
+    return stream(completed(message_item("OK."), usage=usage))
+
+
+def figures(shown: str) -> List[str]:
+    """The figures of the last /usage on the screen."""
+    return [line.split()[-1] for line in shown.rpartition("in this conversation:\n")[2].split("\n")[:6]]
+
+
+def test_usage_tells_what_the_services_reported_of_this_conversation(home: Home, service: Service) -> None:
+    service.script(
+        tokens(input_tokens=1000, input_tokens_details={"cached_tokens": 10}, output_tokens=5),
+        tokens(input_tokens=500, output_tokens=7, output_tokens_details={"reasoning_tokens": 3}),
+        stream(incomplete("max_output_tokens")), problem(500, "No."), answer("Other."))
+    assert figures(chat(home, "/usage")) == ["0", "-", "-", "-", "-", "-"]
+    with Mino(home) as mino_:
+        for line in ("One.", "Two.", "Three.", "Four.", "/usage", "/new", "Five.", "/usage"):
+            mino_.ask(line)
+        mino_.expect("last request")
+        size = str(len(service.requests[3].raw))
+        shown = mino_.screen()
+        first = service.requests[0].body["input"][0]["content"]
+        assert first == "One." and figures(shown.rpartition("You> /new")[0]) == [
+            "4", "1,508", "10", "20", "3", f"{int(size):,}"]
+        assert figures(shown) == ["1", "8", "-", "8", "-", f"{len(service.requests[4].raw):,}"]
+        id_of_the_first = next(name for name, data in conversations(home).items() if b"One." in data)
+        mino_.ask(f"/resume {id_of_the_first}")
+        mino_.ask("/usage")
+        mino_.expect("last request")
+        assert figures(mino_.screen())[:2] == ["4", "1,508"]
+
+
+REPORTS: List[Any] = [
+    None, [], "many", 5, True, {}, {"input_tokens": None, "output_tokens": "5"}, {"input_tokens": True, "output_tokens": 1.5},
+    {"input_tokens": -1, "input_tokens_details": [1], "output_tokens_details": {"reasoning_tokens": {}}},
+    {"input_tokens_details": None, "output_tokens_details": 3}]
+
+
+def test_usage_never_fails_on_what_a_service_reports(home: Home, service: Service) -> None:
+    service.script(*[stream(completed(message_item("OK."), usage=usage)) for usage in REPORTS])
+    ran = run_piped(home, b"Hi.\n/usage\n" * len(REPORTS))
+    assert (ran.status, ran.stderr) == (0, "") and ran.stdout.count("  input tokens               -\n") == len(REPORTS)
+    assert figures(ran.stdout)[:5] == [str(len(REPORTS)), "-", "-", "-", "-"]
+
+
+# What was said.
+
+def test_show_prints_the_conversation(home: Home) -> None:
+    home.write_session([*rich(), *numbered(user("Fail\x1b[2J?", TURN_D), end("failed", TURN_D), first=17)])
+    ran = run_piped(home, b"/show\n")
+    assert ran.stderr == "" and ran.stdout[len(OPENING):] == """\
+You>
+
+You> List, then delete.
+
+Assistant> I look.
+
+[Tool: bash] "ls"
+[Tool result: completed; exit code 0]
+
+[Tool: bash] "rm x"
+[Tool result: denied]
+
+Assistant> Done.
+
+You> Do it.
+
+[Tool: bash] "send"
+[Tool result: unknown]
+
+[The turn ended: interrupted]
+
+You> 你好
+
+Assistant> 你好！
+
+You> Fail[2J?
+
+[The turn ended: failed]
+
+You>
+Goodbye.
+""".replace("You>\n", "You> \n")
+
+
+def test_show_prints_a_long_conversation_to_its_end(home: Home) -> None:
+    turns = [exchange(f"Question {n}?", f"Answer {n}.", f"{n:032x}") for n in range(2000)]
+    home.write_session(numbered(*itertools.chain(*turns)))
+    shown = run_piped(home, b"/show\n").stdout
+    assert [int(number) for number in re.findall(r"You> Question (\d+)\?\n\nAssistant> Answer \1\.\n", shown)] == list(range(2000))
+
+
+@pytest.mark.parametrize("line", [b"/show\n", b"/usage\n"])
+def test_where_no_conversation_is_selected_there_is_nothing_to_show(home: Home, line: bytes) -> None:
+    no_pointer(two(home))
+    assert run_piped(home, line).stderr.endswith(NONE_SELECTED)
+
+
+# Signs of life.
+
+def test_a_sign_of_life_is_erased_when_something_comes(home: Home, service: Service) -> None:
+    headers, words, reasoning = Hold(), Hold(), Hold()
+    service.script(
+        call("until [ -e go ]; do sleep 0.05; done; echo gone")._replace(before=headers),
+        Reply([sse({"type": "response.created"}), words, sse({"type": "response.reasoning_text.delta", "delta": "secret"}), reasoning,
+               *map(sse, events(message_item("Done.")))]))
+    with Mino(home) as mino_:
+        mino_.ask("Go.")
+        mino_.expect("Assistant> ... 1 s")
+        mino_.expect("Assistant> ... 2 s")
+        headers.release()
+        mino_.expect(APPROVE)
+        assert below_the_opening(mino_.screen()).startswith("You> Go.\n\nAssistant>\n[Tool: bash]\n")
+        mino_.line("y")
+        mino_.expect("... running 1 s")
+        assert mino_.screen().endswith("[y/N] y\n... running 1 s")
+        (home.work / "go").touch()
+        mino_.expect("gone\n\nAssistant> ")
+        assert mino_.screen().endswith("[y/N] y\n\n[Tool result: completed; exit code 0]\ngone\n\nAssistant>")
+        words.release()
+        mino_.expect("... thinking 1 s")
+        assert mino_.screen().endswith("\nAssistant> ... thinking 1 s") and "secret" not in mino_.text
+        reasoning.release()
+        mino_.expect("Done.")
+        mino_.ask("/exit")
+        assert mino_.wait() == 0
+        assert below_the_opening(mino_.screen()).endswith("gone\n\nAssistant> Done.\n\nYou> /exit\nGoodbye.")
+
+
+def test_a_sign_of_life_makes_room_for_an_error(home: Home, service: Service) -> None:
+    hold = Hold()
+    service.script(problem(500, "No.")._replace(before=hold))
+    with Mino(home) as mino_:
+        mino_.ask("Go.")
+        mino_.expect("... 1 s")
+        hold.release()
+        mino_.expect("Error: ")
+        mino_.expect("You> ")
+        assert "\n\nAssistant>\nError: The service answered 500: No." in mino_.screen()
+
+
+@pytest.mark.parametrize("way, status", [("\x03", 130), (signal.SIGTERM, 143)])
+def test_a_sign_of_life_does_not_outlive_a_signal(home: Home, service: Service, way: Union[int, str], status: int) -> None:
+    service.script(Reply(before=Hold()))
+    with Mino(home) as mino_:
+        mino_.ask("Go.")
+        mino_.expect("... 1 s")
+        mino_.type(way) if isinstance(way, str) else mino_.signal(way)
+        assert mino_.wait() == status and mino_.screen().endswith("You> Go.\n\nAssistant>") and mino_.cursor[1] == 0
+
+
+@pytest.mark.parametrize("how", [
+    {"env": {"TERM": "dumb"}}, {"env": {"TERM": None}}, {"stdout": "pipe"}, {"stdin": "pipe"}, {"cols": 12}], ids=str)
+def test_there_is_no_sign_of_life_where_it_could_not_be_erased(home: Home, service: Service, how: Dict[str, Any]) -> None:
+    hold = Hold()
+    service.script(Reply([hold, *map(sse, events(message_item("Done.")))]), Reply(before=Hold()))
+    with Mino(home, launcher=quick(home.place), **how) as mino_, Mino(two(Home(home.place / "other")).configure(service.url),
+                                                                      launcher=quick(home.place)) as other:
+        mino_.expect("You> ")
+        mino_.line("Go.")
+        hold.wait()
+        other.ask("Go.")
+        other.expect("... 0 s")  # it was asked later
+        hold.release()
+        mino_.expect("Done.")
+        assert "..." not in mino_.text
+
+
+def test_a_bell_rings_when_a_question_comes_late_and_only_in_a_terminal(home: Home, service: Service) -> None:
+    service.script(call("ls"), answer("Done."), call("ls"), answer("Done."))
+    with Mino(home, launcher=quick(home.place)) as mino_:
+        mino_.ask("Go.")
+        mino_.expect(APPROVE)
+        assert mino_.output.count(b"\a") == 1 and b"\a[Tool: bash]" in mino_.output
+        mino_.line("n")
+        mino_.ask("/exit")
+        assert mino_.wait() == 0 and mino_.output.count(b"\a") == 1
+    assert "\a" not in run_piped(home, b"Go.\n", launcher=quick(home.place)).stdout
+
+
+def test_no_bell_rings_when_a_question_comes_at_once(home: Home, service: Service) -> None:
+    service.script(call("ls"))
+    with Mino(home) as mino_:
+        mino_.ask("Go.")
+        mino_.expect(APPROVE)
+        assert b"\a" not in mino_.output
+
+
+# What to do about a context that is refused.
+
+REFUSED_CONTEXTS = [
+    stream(failed("Your input exceeds the context window of this model.", "context_length_exceeded")),
+    stream({"type": "error", "code": "invalid_encrypted_content", "message": "The encrypted content could not be verified."}),
+    problem(400, "The encrypted content gAAA could not be verified."), problem(413, "No."),
+    problem(500, "This model's maximum context length is 4096 tokens.")]
+
+
+def test_an_error_about_the_context_names_new(home: Home, service: Service) -> None:
+    service.script(*REFUSED_CONTEXTS)
+    assert run_piped(home, b"Hi.\n" * len(REFUSED_CONTEXTS)).stderr.count("type /new to begin another") == len(REFUSED_CONTEXTS)
+
+
+# ---- 25. Tests: the promises ----------------------------------------------------------------------------------------
 # One test for each promise in the docstring of mino.py, with the promise's number and words for its name: what a reader
 # of the list would try. The sections above test how each is kept, and where it could break.
 
@@ -7184,7 +7486,7 @@ def test_p9_nothing_foreign_reaches_the_screen_uncleaned_and_the_key_nobody(home
     assert {line.split("=")[0] for line in result.split(foul)[0].splitlines()} <= {"PATH", "HOME", "LANG", "PWD", "SHLVL", "_"}
 
 
-# ---- 25. The sweeps -------------------------------------------------------------------------------------------------
+# ---- 26. The sweeps -------------------------------------------------------------------------------------------------
 # One full turn (a question, two approved commands, an answer), broken at each of its steps: by a fault of one system
 # call, by a full disk, by signals at lines of mino.py and at moments of the clock. Whatever it was, Mino must end as it
 # should, and the next start must carry what a reading of the file by the words of the contract says, and nothing else.
@@ -7709,7 +8011,7 @@ def test_a_signal_at_any_moment_leaves_things_in_order(tmp_path: Path) -> None:
     assert abreast(tmp_path, [moment_signal(at, [signum]) for at, signum in zip((20, 60, 180), BURST)]) == []
 
 
-# ---- 26. The fuzz ---------------------------------------------------------------------------------------------------
+# ---- 27. The fuzz ---------------------------------------------------------------------------------------------------
 # `python mino_test.py fuzz [SEED]`: streams, session files and connections, bent or cut, each judged by a few lines of
 # this section that share no code with what they judge. A case is a function of seed, part and number, so that
 # `python mino_test.py fuzz SEED PART NUMBER` repeats a single one. The suite runs a sample of each part.
@@ -7717,7 +8019,6 @@ def test_a_signal_at_any_moment_leaves_things_in_order(tmp_path: Path) -> None:
 FUZZ_CASES = {"streams": 10_000, "files": 10_000, "pieces": 2_000}
 FUZZ_SECONDS = 90.0  # of CPU, since a busy machine is no fault; then a part gives up, and the run fails
 CASE_SECONDS = 5.0  # a case that takes longer hangs
-IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # a sync takes no time there
 
 ODD_TEXTS = ["", " ", "\n", "\0", "\x1b[2J", "\u202e", "\u200b", "\ud83d", "\udc00", "牛奶", "\U0001f95b", "e\u0301",
              "call_1", "msg_1", "completed", "incomplete", "in_progress", "response.completed", "response.failed",
@@ -7930,7 +8231,7 @@ class Stage:
     def ask(self, history: mino.History, question: str) -> str:
         """How the turn ends; an error is one clean line."""
         try:
-            return mino.Agent(history, self, self, self.run, "/", "/home/me").ask(question)
+            return mino.Agent(history, mino.Usage(), self, self, self.run, "/", "/home/me").ask(question)
         except mino.StorageError:
             raise
         except mino.MinoError as error:
@@ -7938,12 +8239,12 @@ class Stage:
             assert text and "\n" not in text and not DROPPED & set(text) and len(text) < 900 and KEY not in text, text
             return "error"
 
-    def respond(self, history: mino.History, show: Callable[[str], None]) -> mino.Response:
+    def respond(self, history: mino.History, usage: mino.Usage, front: "Stage") -> mino.Response:
         """The model."""
         self.contexts.append(b",".join(history.context()))
         data = next(self.streams, HELLO)
         self.allowed = may_run(data)
-        return heard(some_pieces(data, self.chance), show)
+        return heard(some_pieces(data, self.chance), front.text)
 
     def request_sent(self) -> None:
         """The front; and so are the next three."""
@@ -7956,12 +8257,12 @@ class Stage:
         """Output too."""
         self.shown += mino.clean(result["output"])
 
-    def approve(self, operation: mino.Operation) -> str:
+    def approve(self, operation: mino.Operation) -> mino.Decision:
         """Nearly all is approved, as by a careless person."""
         assert mino.quote(operation.command).isprintable()
         answer = self.chance.choice(["yes"] * 18 + ["no", "leave"])
         self.approved = operation if answer == "yes" else None
-        return answer
+        return mino.Decision(answer)
 
     def run(self, operation: mino.Operation) -> Dict[str, Any]:
         """The shell: nothing starts that the stream does not allow, or whose start is not in the file."""
@@ -8176,7 +8477,7 @@ def check_next_turn(path: Path, history: mino.History, chance: random.Random) ->
     stage, saved, gated = Stage(path, chance), path.read_bytes(), bool(history.unacknowledged)
     if gated:
         try:
-            raise AssertionError(mino.Agent(history, stage, stage, stage.run, "/", "/home/me").ask("Next?"))
+            raise AssertionError(mino.Agent(history, mino.Usage(), stage, stage, stage.run, "/", "/home/me").ask("Next?"))
         except mino.MinoError:
             assert path.read_bytes() == saved and not stage.contexts
         history.acknowledge()
@@ -8412,7 +8713,7 @@ def test_a_reply_that_gets_nowhere_ends_with_ctrl_c(tmp_path: Path) -> None:
     assert run_flood("100 Continue without end", tmp_path, patience=0.3) == ""
 
 
-# ---- 27. The speed table --------------------------------------------------------------------------------------------
+# ---- 28. The speed table --------------------------------------------------------------------------------------------
 # `python mino_test.py bench`: what Mino takes, against what a reference takes in the same run on the same machine. CPU
 # times are those of this process, so the services it reads from are forks; each figure is the median of several runs.
 
@@ -8532,8 +8833,15 @@ def cpu_of_mino(place: Path, pieces: List[bytes], chunked: bool) -> float:
     port, pid = serve_in_a_fork(pieces, chunked, headers=True)
     model = mino.Model(mino.Settings(f"http://127.0.0.1:{port}/v1", "tiny", ""), "Be brief.", [], signals, mino.Redactor(""))
     with open(os.devnull, "wb") as null:
-        taken = cpu_of(lambda: model.respond(history, lambda text: signals.wait(
-            mino.write_all, null.fileno(), mino.clean(text).encode())))
+
+        class Front:
+            """What the terminal does with text."""
+
+            def text(self, text: str) -> None:
+                """Write it."""
+                signals.wait(mino.write_all, null.fileno(), mino.clean(text).encode())
+
+        taken = cpu_of(lambda: model.respond(history, mino.Usage(), Front()))
     os.waitpid(pid, 0)
     return taken
 
@@ -8594,7 +8902,7 @@ def bench_body(session: Path) -> Row:
                median_of(lambda: cpu_of(lambda: json.dumps(value))), 0.2)
 
 
-# ---- 28. Running this file ------------------------------------------------------------------------------------------
+# ---- 29. Running this file ------------------------------------------------------------------------------------------
 # `python mino_test.py`: the practice service on this machine, and Mino with it, in a home that stays for next time.
 # Signals reach Mino as they would without us; its exit status is ours. `python mino_test.py test`: the suite.
 
