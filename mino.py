@@ -41,7 +41,7 @@ Promises:
     P6  The context sent is a function of the conversation's file alone; nothing of another conversation is in it.
     P7  A response that was not completed neither runs a tool nor counts as an answer.
     P8  A signal at any instruction leaves every turn closed, no child, a sane terminal, the right status.
-    P9  Nothing foreign reaches the screen uncleaned, and the API key reaches neither screen, file nor child.
+    P9  Nothing foreign reaches the screen uncleaned, and the API key, unless you type it, neither screen, file nor child.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ SECRET_CHARACTERS = 8  # a shorter key is a word, and hiding it would garble ord
 RECALLED_QUESTIONS = 500
 ID_CHARACTERS = 8  # of a conversation's id, shown; more where two begin alike
 ID_BEGINNING = 4  # characters that /resume needs at least
-SHOWN_AT_ONCE = 500  # parts of a conversation that are written in one go
+SHOWN_CHARACTERS = 1 << 16  # of a conversation, written in one go
 LISTED_COLUMNS = 80  # of a line of /sessions where there is no terminal to fit
 LISTED_BYTES = 8 << 10  # of a conversation's first line, more than a row of any screen
 POINTER_BYTES = 4 << 10  # of active-session.json
@@ -822,17 +822,20 @@ def retold(record: dict, calls: deque[dict]) -> Iterator[str]:
     elif kind in ("model_response", "assistant_message"):
         output = record.get("output", [])
         calls += [item for item in output if item["type"] == "function_call"]
-        words = record.get("text") or "\n".join(words for _, words in item_texts(output))
+        texts = item_texts(output)
+        words = record.get("text") or "\n".join(words for _, words in texts)
+        refused = "Model refused: " * ({kind for kind, _ in texts} == {"refusal"})
         if words:
-            yield f"\nAssistant> {words}\n"
+            yield f"\nAssistant> {refused}{words}\n"
     elif kind == "tool_result":
         call = calls.popleft()
-        yield f"\n[Tool: {call['name']}] {quote(command_in(call['arguments']))}\n[Tool result: {describe(record['result'])}]\n"
+        name = call["name"] if call["name"].isidentifier() else quote(call["name"])
+        yield f"\n[Tool: {name}] {quote(command_in(call['arguments']))}\n[Tool result: {describe(record['result'])}]\n"
     elif kind == "turn_end" and record["status"] != "completed":
         yield f"\n[The turn ended: {record['status']}]\n"
 
 
-UNREADABLE = (OSError, ValueError, LookupError)  # the latter two: another program wrote there
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError)  # all but the first: another program wrote there
 
 
 class History:
@@ -1531,7 +1534,9 @@ class Answer:
             part = (event.get("item_id") if index is None else index, event.get("content_index"))
             part = self._part if part == (None, None) else part
             return self._show(field(event, "delta", str, ""), part, kind == "response.refusal.delta")
-        self.thinking = kind.startswith("response.reasoning")
+        item = event.get("item")
+        begins = kind == "response.output_item.added" and isinstance(item, dict) and item.get("type") == "reasoning"
+        self.thinking = begins or kind.startswith("response.reasoning")
         response = field(event, "response", dict, {}) if kind.startswith("response.") else {}
         self.usage = response.get("usage")
         if kind == "response.completed":
@@ -1627,8 +1632,12 @@ def error_message(error: Any) -> tuple[str, str]:
     return error if isinstance(error, str) else ENCODER.encode(error) if error and error is not True else "", ""
 
 
-FOREIGN_REASONING = re.compile(r"encrypted[ _](content|reasoning)", re.IGNORECASE)
-TOO_LONG_WORDS = re.compile(r"context[_ ](length|window|size)|maximum context|prompt is too long|too many (input )?tokens", re.IGNORECASE)
+FOREIGN_REASONING = re.compile(r"invalid_encrypted_content|encrypted[ _]content.*(verif|decrypt|invalid)", re.IGNORECASE)
+TOO_LONG_WORDS = re.compile(  # as OpenAI, Anthropic, Bedrock, Gemini, xAI, llama.cpp and vLLM put it
+    r"context[_ ](length|window|size|limit)|max(imum)?[_ ](context|model[_ ]len|prompt[_ ]length)|(prompt|input) is too long"
+    r"|too many input tokens|token count .*exceeds",
+    re.IGNORECASE,
+)
 
 
 def advice(message: str, code: str) -> str:
@@ -1677,8 +1686,7 @@ class Model:
                 shown = answer.take(parser.feed(data) if data else parser.finish())
                 if shown:
                     front.text(shown)
-                elif answer.thinking:
-                    front.thinking()
+                front.thinking(answer.thinking)
                 if not data:
                     break
         usage.add(answer.usage)
@@ -1746,8 +1754,9 @@ class Model:
         if 300 <= status < 400:
             target = self._redact.line(response.headers.get("Location", ""))
             return f"{line} It redirects {f'to {target}' if target else 'nowhere'}; check base_url in ~/.mino/config.json."
-        if advice(message, code):
-            return f"{line} {advice(message, code)}"
+        told = advice(message, code)
+        if told and status not in (401, 403, 404, 407, 429):  # these are about something else, whatever the words
+            return f"{line} {told}"
         hint = "The service has a problem; try again later." if status >= 500 else HINTS.get(status, "")
         if status == 429 and response.headers.get("Retry-After"):
             wait = self._redact.line(response.headers["Retry-After"])
@@ -2078,7 +2087,7 @@ class Agent(NamedTuple):
     history: History
     usage: Usage
     model: Model
-    front: Any  # has request_sent(), text(words), thinking(), approve(operation), which returns a Decision, and result(result)
+    front: Any  # has request_sent(), text(words), thinking(whether), approve(operation), which returns a Decision, and result(result)
     run: Callable[[Operation], dict[str, Any]]
     cwd: str
     home: str
@@ -2199,16 +2208,16 @@ class Terminal:
 
     def write(self, text: str) -> None:
         """Mino's own or cleaned text to standard output; raises OutputClosed when nobody reads it."""
-        erased = self._end_silence()
-        if erased + text:
+        self._end_silence()
+        if text:
             try:
-                self._signals.wait(write_all, 1, self._encode(erased + text))
+                self._signals.wait(write_all, 1, self._encode(text))
             except OSError as error:
                 self._column_0 = True  # as far as anybody will see
                 if error.errno == errno.ENOSPC:
                     self.error("Standard output goes to a disk that is full.")
                 raise OutputClosed from None
-            self._column_0 = text[-1] == "\n" if text else self._column_0
+            self._column_0 = text[-1] == "\n"
 
     def _encode(self, text: str) -> bytes:
         """Text as the output can carry it; the escapes of what it cannot are those of `quote`."""
@@ -2237,7 +2246,7 @@ class Terminal:
     def end(self) -> None:
         """The last words, the cursor at column 0, and the terminal as it was found, without waiting for anything."""
         echoed = self.interactive and self._signals.noted == signal.SIGINT  # the terminal printed ^C
-        text = self._end_silence() + ("\n" if echoed or not self._column_0 else "") + self.last_words
+        text = self._erasure(self._silence) + ("\n" if echoed or not self._column_0 else "") + self.last_words
         writable = select.poll()
         writable.register(1, select.POLLOUT)
         try:
@@ -2255,14 +2264,23 @@ class Terminal:
 
     def _begin_silence(self, line: str, word: str) -> None:
         """The cursor stands behind `line`, and may stay there for a while."""
-        if self.interactive and os.environ.get("TERM", "dumb") != "dumb":
+        if self.interactive and can_redraw():
             self._silence = Silence(line, word, time.monotonic())
             self._signals.meanwhile = self._show_sign
 
-    def _end_silence(self) -> str:
-        """What erases the sign, if there is one."""
+    def _end_silence(self) -> None:
+        """Erases the sign, if there is one; where a signal comes first, `end` does."""
         silence, self._silence = self._silence, None
-        return f"\r{silence.line}\x1b[K" if silence and silence.shown else ""
+        try:
+            self._signals.wait(write_all, 1, self._erasure(silence).encode())
+        except Interrupted:
+            self._silence = silence
+            raise
+        except OSError:
+            pass  # as the next write will tell
+
+    def _erasure(self, silence: Optional[Silence]) -> str:
+        return f"\r{silence.line}\x1b[K" if silence and silence.shown and in_foreground() else ""
 
     def _show_sign(self) -> None:
         """Called within a wait, by the tick: it must not block, nor raise."""
@@ -2277,7 +2295,7 @@ class Terminal:
         writable.register(1, select.POLLOUT)
         try:
             fits = len(silence.line + sign) < os.get_terminal_size(1).columns
-            if fits and os.tcgetpgrp(1) == os.getpgrp() and writable.poll(0) == [(1, select.POLLOUT)]:
+            if fits and in_foreground() and writable.poll(0) == [(1, select.POLLOUT)]:
                 self._silence = silence._replace(shown=sign)
                 os.write(1, f"\r{silence.line}{sign}\x1b[K".encode())
         except OSError:
@@ -2299,7 +2317,7 @@ class Terminal:
 
     def start_chat(self) -> None:
         """A paste of several lines is one message from now on."""
-        if self._readline and os.environ.get("TERM", "dumb") != "dumb":
+        if self._readline and can_redraw():
             self._bind("set enable-bracketed-paste on")  # with which readline prints a newline at Ctrl+D:
             self._newline_at_eof = getattr(self._readline, "_READLINE_RUNTIME_VERSION", 0) >= 0x801
 
@@ -2438,12 +2456,14 @@ class Terminal:
 
     def text(self, text: str) -> None:
         """A piece of the answer."""
-        self.write(clean(text))
+        shown = clean(text)
+        if shown:  # or it would end a sign of life
+            self.write(shown)
 
-    def thinking(self) -> None:
-        """The model reasons, which is not shown."""
+    def thinking(self, thinking: bool) -> None:
+        """Whether the model reasons, which is not shown."""
         if self._silence:
-            self._silence = self._silence._replace(word="thinking ")
+            self._silence = self._silence._replace(word="thinking " if thinking else "")
 
     def approve(self, operation: Operation) -> Decision:
         """Shows what would run, and asks; without a terminal nobody can approve."""
@@ -2468,7 +2488,8 @@ class Terminal:
         if is_yes(answer):
             self._begin_silence("", "running ")
             return Decision("yes")
-        return Decision("no", "" if answer.strip().lower() in ("n", "no") else answer.strip())
+        reason = "" if answer.strip().lower() in ("", "n", "no") else answer + self._signals.wait(read_pasted)
+        return Decision("no", reason.strip())
 
     def _size(self, lines: list[str]) -> list[str]:
         """A line with the size of a panel that is taller than the screen."""
@@ -2500,6 +2521,19 @@ class Terminal:
         if not self.interactive:
             raise MinoError("Unknown tool results require acknowledgement in an interactive terminal")
         return is_yes(self.ask("Do you understand that these commands may already have run? [y/N] ") or "")
+
+
+def can_redraw() -> bool:
+    """Whether the terminal says of itself that it understands more than lines."""
+    return os.environ.get("TERM", "") not in ("", "dumb")
+
+
+def in_foreground() -> bool:
+    """Whether the terminal is Mino's at the moment, and not the shell's, as after Ctrl+Z and `bg`."""
+    try:
+        return os.tcgetpgrp(1) == os.getpgrp()
+    except OSError:
+        return False
 
 
 def is_yes(answer: str) -> bool:
@@ -2567,6 +2601,17 @@ def read_answer() -> str:
             raise EOFError
         data += more
     return data.decode("utf-8", "replace").rstrip("\n")
+
+
+def read_pasted() -> str:
+    """The lines that came with the last one, as in a paste: they belong to it, and must not become the next question."""
+    lines = ""
+    try:
+        while select.select([0], [], [], QUIET_SECONDS)[0]:
+            lines += "\n" + read_answer()
+    except (EOFError, OSError):
+        pass  # no more comes, as the next question will tell
+    return lines
 
 
 def hidden_line(prompt: str) -> str:
@@ -2668,13 +2713,15 @@ def show_help(conversations: Conversations, terminal: Terminal, argument: str) -
 
 def show(conversations: Conversations, terminal: Terminal, argument: str) -> None:
     """Prints the conversation so far."""
-    terminal.start_line()
-    parts: list[str] = []
-    for part in conversations.selected().transcript():
+    history = conversations.selected()
+    terminal.line("(empty)") if history.is_empty else terminal.start_line()
+    parts, size = [], 0
+    for part in history.transcript():
         parts.append(part)
-        if len(parts) == SHOWN_AT_ONCE:
+        size += len(part)
+        if size > SHOWN_CHARACTERS:
             terminal.write(clean("".join(parts)))
-            parts.clear()
+            parts, size = [], 0
     terminal.write(clean("".join(parts)))
 
 
