@@ -1302,7 +1302,7 @@ class Conversations:
 
     def short_id(self, session_id: str) -> str:
         """The beginning of an id that no other one has."""
-        return short_ids(self._ids())[session_id]
+        return short_ids({*self._ids(), session_id})[session_id]  # its file may have been moved away
 
     def listed(self) -> list[Listed]:
         """All of them, the one changed last first."""
@@ -1370,9 +1370,9 @@ def read_pointer(path: str) -> str:
     return session_id
 
 
-def short_ids(ids: list[str]) -> dict[str, str]:
+def short_ids(unsorted: Iterable[str]) -> dict[str, str]:
     """The beginning of each id that no other one has."""
-    ids = sorted(ids)
+    ids = sorted(unsorted)
     alike = [len(os.path.commonprefix(neighbours)) for neighbours in zip(ids, ids[1:])]
     lengths = [max(ID_CHARACTERS, before + 1, after + 1) for before, after in zip([0, *alike], [*alike, 0])]
     return {session_id: session_id[:length] for session_id, length in zip(ids, lengths)}

@@ -7014,6 +7014,18 @@ def test_a_conversation_that_another_program_changed_is_neither_cleared_nor_kept
         assert mino_.wait() == 1 and path.read_bytes() == changed
 
 
+def test_a_conversation_that_was_moved_away_is_not_cleared(home: Home) -> None:
+    path = two(home).sessions / f"{SESSION}.jsonl"
+    with Mino(home) as mino_:
+        mino_.expect("You> ")
+        path.rename(home.place / "away")
+        mino_.line("/clear")
+        mino_.expect(CLEARED)
+        mino_.line(SESSION[:8])
+        mino_.expect("was changed by another program")
+        assert mino_.wait() == 1 and not path.exists()
+
+
 def test_a_pointer_that_is_written_half_is_not_believed(home: Home, service: Service) -> None:
     before = two(home).pointer.read_bytes()
     for line in ("/new", "/resume fedc"):
