@@ -873,13 +873,11 @@ class History:
 
     def save(self, kind: str, **fields: Any) -> None:
         """Saves a step of the open turn."""
-        self._append([{"turn_id": self.turn.turn_id, "kind": kind, **fields}])
+        self._append([{"kind": kind, **fields}])
 
     def answer(self, **response: Any) -> None:
         """Saves the last response of a turn and its end in one append."""
-        turn_id = self.turn.turn_id
-        end = {"turn_id": turn_id, "kind": "turn_end", "status": "completed"}
-        self._append([{"turn_id": turn_id, "kind": "model_response", **response}, end])
+        self._append([{"kind": "model_response", **response}, {"kind": "turn_end", "status": "completed"}])
 
     def close_turn(self, status: str) -> None:
         """Ends the open turn, if there is one: on failure, limit, cancellation and recovery alike.
@@ -891,8 +889,8 @@ class History:
             records = []
             for n, call in enumerate(turn.calls[turn.answered :]):
                 result = UNKNOWN if n == 0 and turn.started else NOT_EXECUTED
-                records.append({"turn_id": turn.turn_id, "kind": "tool_result", "call_id": call.call_id, "result": result})
-            self._append(records + [{"turn_id": turn.turn_id, "kind": "turn_end", "status": status}])
+                records.append({"kind": "tool_result", "call_id": call.call_id, "result": result})
+            self._append(records + [{"kind": "turn_end", "status": status}])
 
     def acknowledge(self) -> None:
         """Saves that the person knows which commands may have run."""
@@ -942,12 +940,15 @@ class History:
     # Check, write, sync, believe.
 
     def _append(self, records: list[dict]) -> None:
-        """Saves records in one write, all or, as far as anybody believes, none. Raises RecordError or StorageError."""
+        """Saves records, of the open turn where they name no other, in one write. Raises RecordError or StorageError.
+
+        Mino believes in all of them or in none.
+        """
         if self._broken:
             raise StorageError(f"{self.path}: nothing more is written after a storage error.")
         turn, checked = self.turn, []
         for n, record in enumerate(records, 1):
-            line = encode_json({"v": 2, "seq": self._seq + n, **record}) + b"\n"
+            line = encode_json({"v": 2, "seq": self._seq + n, "turn_id": self.turn.turn_id, **record}) + b"\n"
             try:
                 record = decode_json(line.decode())  # what is written is what will be read
                 turn = self._check(turn, record, self._seq + n)
