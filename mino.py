@@ -1094,11 +1094,11 @@ class History:
 
     # Opening.
 
-    def load(self) -> int:
-        """Reads the file into memory; the number of good bytes. Raises MinoError or OSError; changes nothing on disk.
+    def load(self) -> None:
+        """Reads the file into memory. Raises MinoError or OSError; changes nothing on disk.
 
-        Two kinds of damage. A last line that is torn or malformed is what a crash leaves: it is not read, and
-        the number returned ends before it. Anything else was not done by Mino, and is not for Mino to mend.
+        Two kinds of damage. A last line that is torn or malformed is what a crash leaves: reading ends before it,
+        and `recover` cuts it off. Anything else was not done by Mino, and is not for Mino to mend.
         """
         size = os.fstat(self._fd).st_size
         if size > FILE_BYTES:
@@ -1109,12 +1109,12 @@ class History:
             with open(self._fd, "rb", LOAD_BYTES, closefd=False) as file:
                 for number, line in enumerate(file, 1):
                     if line[-1] != 10:
-                        return self._size
+                        break
                     try:
                         record = decode_json(line.decode())
                     except ValueError:
                         if self._size + len(line) == size:
-                            return self._size
+                            break
                         raise RecordError("malformed JSON, or invalid UTF-8") from None
                     self._believe(self._check(self.turn, record, number), record, len(line))
         except RecordError as error:
@@ -1122,19 +1122,18 @@ class History:
         finally:
             gc.enable()
             gc.freeze()
-        return self._size
 
-    def recover(self, good: int) -> None:
-        """Cuts off what follows the good bytes, after saving the whole file beside it, and closes an open turn.
+    def recover(self) -> None:
+        """Cuts off what `load` did not read, after saving the whole file beside it, and closes an open turn.
 
         Runs nothing and sends nothing; leaves a notice of each thing done. Raises StorageError.
         """
         try:
-            if good != os.fstat(self._fd).st_size:
+            if self._size != os.fstat(self._fd).st_size:
                 copy = f"{self.path[:-len('.jsonl')]}-recovery-{os.urandom(4).hex()}.jsonl"
                 write_private(copy, read_private(self.path, FILE_BYTES), os.replace)
                 self.notices.append(f"The end of the session file was damaged and cut off. The original was saved as {copy}.")
-                os.ftruncate(self._fd, good)
+                os.ftruncate(self._fd, self._size)
                 sync(self._fd)
         except OSError as error:
             raise StorageError(f"{self.path} cannot be repaired: {error.strerror or error}.") from None
@@ -1157,7 +1156,8 @@ def open_session(path: str, signals: Signals) -> History:
     """The session, checked and recovered. Raises MinoError for one that is refused, StorageError for one that cannot be mended."""
     history = History(path)
     try:
-        history.recover(signals.wait(history.load))
+        signals.wait(history.load)
+        history.recover()
     except BaseException:
         history.close()
         raise

@@ -4741,7 +4741,8 @@ def load(home: Home, *records: Record) -> mino.History:
 def reopen(home: Home) -> mino.History:
     """The history as after a start."""
     history = mino.History(str(home.session))
-    history.recover(history.load())
+    history.load()
+    history.recover()
     return history
 
 
@@ -8388,7 +8389,8 @@ def opened_again(path: Path) -> Iterator[mino.History]:
     """The session as after a start; its descriptor does not stay."""
     history = mino.History(str(path))
     try:
-        history.recover(history.load())
+        history.load()
+        history.recover()
         yield history
     finally:
         history.close()
