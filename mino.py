@@ -2650,7 +2650,7 @@ NOT_UNDONE = (
 )
 
 
-def new(conversations: Conversations, terminal: Terminal, argument: str) -> None:
+def new(conversations: Conversations, terminal: Terminal) -> None:
     """Begins an empty conversation, unless the current one is."""
     history = conversations.current
     if history and history.is_empty:
@@ -2662,7 +2662,7 @@ def new(conversations: Conversations, terminal: Terminal, argument: str) -> None
     terminal.line(f"Session: {history.session_id}")
 
 
-def sessions(conversations: Conversations, terminal: Terminal, argument: str) -> None:
+def sessions(conversations: Conversations, terminal: Terminal) -> None:
     """Lists all conversations."""
     found = conversations.listed()
     width = max((len(listed.short_id) for listed in found), default=0)
@@ -2673,9 +2673,9 @@ def sessions(conversations: Conversations, terminal: Terminal, argument: str) ->
         terminal.line("There is no conversation yet. Type /new.")
 
 
-def resume(conversations: Conversations, terminal: Terminal, argument: str) -> None:
+def resume(conversations: Conversations, terminal: Terminal, beginning: str) -> None:
     """Goes on with another conversation, once it is opened as at a start and the person knows what may have run in it."""
-    session_id = conversations.find(argument)
+    session_id = conversations.find(beginning)
     history = conversations.current
     if history is None or session_id != history.session_id:
         history = conversations.open(session_id)
@@ -2691,7 +2691,7 @@ def resume(conversations: Conversations, terminal: Terminal, argument: str) -> N
     terminal.line(f"Session: {session_id}")
 
 
-def clear(conversations: Conversations, terminal: Terminal, argument: str) -> None:
+def clear(conversations: Conversations, terminal: Terminal) -> None:
     """Empties the current conversation, once the person has typed the beginning of its id."""
     history = conversations.selected()
     if not terminal.interactive:
@@ -2707,12 +2707,12 @@ def clear(conversations: Conversations, terminal: Terminal, argument: str) -> No
     terminal.line("Session was cleared.")
 
 
-def show_help(conversations: Conversations, terminal: Terminal, argument: str) -> None:
+def show_help(conversations: Conversations, terminal: Terminal) -> None:
     """Lists the commands."""
     terminal.line(command_list() + "\nA space before a line makes it a message, whatever follows.")
 
 
-def show(conversations: Conversations, terminal: Terminal, argument: str) -> None:
+def show(conversations: Conversations, terminal: Terminal) -> None:
     """Prints the conversation so far."""
     history = conversations.selected()
     terminal.line("(empty)") if history.is_empty else terminal.start_line()
@@ -2726,7 +2726,7 @@ def show(conversations: Conversations, terminal: Terminal, argument: str) -> Non
     terminal.write(clean("".join(parts)))
 
 
-def usage(conversations: Conversations, terminal: Terminal, argument: str) -> None:
+def usage(conversations: Conversations, terminal: Terminal) -> None:
     """Prints what the conversation took."""
     used = conversations.usage
     figures = {"requests": used.requests, **{f"{name} tokens": count for name, count in used.tokens.items()}}
@@ -2739,7 +2739,7 @@ def usage(conversations: Conversations, terminal: Terminal, argument: str) -> No
 class Command(NamedTuple):
     """A command: its function, None for the one that ends the chat; its argument, if it takes one; what it does."""
 
-    run: Optional[Callable[[Conversations, Terminal, str], None]]
+    run: Optional[Callable[..., None]]  # of the conversations, the terminal, and the argument if there is one
     argument: str
     help: str
 
@@ -2761,8 +2761,8 @@ def command_list() -> str:
     return "\n".join(f"  {f'{name} {command.argument}':<23}{command.help}" for name, command in COMMANDS.items())
 
 
-def parse_command(line: str) -> Optional[tuple[Command, str]]:
-    """The command that a line is, and its argument; None for a message. Raises MinoError for a command that is wrong."""
+def parse_command(line: str) -> Optional[tuple[Command, list[str]]]:
+    """The command that a line is, and its arguments; None for a message. Raises MinoError for a command that is wrong."""
     if line[0] != "/" or "\n" in line.strip():
         return None
     name, *arguments = line.split()
@@ -2770,7 +2770,7 @@ def parse_command(line: str) -> Optional[tuple[Command, str]]:
         command = COMMANDS[name]
         if len(arguments) != bool(command.argument):
             raise MinoError(f"Usage: {f'{name} {command.argument}'.rstrip()}")
-        return command, "".join(arguments)
+        return command, arguments
     if name[1:].isalpha() and not arguments:
         raise MinoError("Unknown command. Type /help.")
     return None
@@ -2913,7 +2913,7 @@ def chat(conversations: Conversations, terminal: Terminal, agent_for: Callable[[
                 break
             command = parse_command(line)
             if command and command[0].run:
-                command[0].run(conversations, terminal, command[1])
+                command[0].run(conversations, terminal, *command[1])
             elif command:
                 break
             elif conversations.current is None:

@@ -6561,7 +6561,7 @@ def test_a_wrong_command_line_is_one_error_and_is_not_sent(home: Home, service: 
 
 
 @pytest.mark.parametrize("text, found", [
-    ("/new", ("/new", "")), ("/new  ", ("/new", "")), ("/resume  0123 ", ("/resume", "0123")), (" /new", None), ("/etc/hosts", None),
+    ("/new", ("/new", [])), ("/new  ", ("/new", [])), ("/resume  0123 ", ("/resume", ["0123"])), (" /new", None), ("/etc/hosts", None),
     ("/new\nand more", None), ("/tmp is full, why?", None), ("new", None), ("//new", None), ("/2", None), ("/", None)])
 def test_a_command_line_begins_with_a_command(text: str, found: Any) -> None:
     parsed = mino.parse_command(text)
