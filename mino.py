@@ -66,6 +66,7 @@ import signal
 import stat
 import time
 from collections import Counter, deque
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Optional, TypeVar
@@ -283,6 +284,15 @@ def _depth(value: Any) -> int:
 def encode_json(value: Any) -> bytes:
     """Compact UTF-8 JSON; a lone surrogate stays the escape it was."""
     return ENCODER.encode(value).encode("utf-8", "backslashreplace")
+
+
+@contextmanager
+def unconfirmed(path: str, unknown: str) -> Iterator[None]:
+    """Makes an OSError a StorageError, which names the path and says what nobody knows now."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}. {unknown}") from None
 
 
 # ---- 3. interruptions ----------------------------------------------------------------------------
@@ -959,16 +969,11 @@ class History:
         self.check_unchanged()
         data = b"".join(line for _, _, line in checked)
         self._broken = True  # until the disk has confirmed
-        try:
+        with unconfirmed(self.path, "This turn is neither known to be saved nor known to be lost; the next start checks the file."):
             written = os.write(self._fd, data)
             if written != len(data):
                 raise OSError(f"only {written} of {len(data)} bytes were written")
             sync(self._fd)
-        except OSError as error:
-            raise StorageError(
-                f"{self.path}: {error.strerror or error}. This turn is neither known to be saved "
-                "nor known to be lost; the next start checks the file."
-            ) from None
         self._broken = False
         for turn, record, line in checked:
             self._believe(turn, record, len(line))
@@ -1128,15 +1133,13 @@ class History:
 
         Runs nothing and sends nothing; leaves a notice of each thing done. Raises StorageError.
         """
-        try:
+        with unconfirmed(self.path, "The damaged end of the file is not known to be cut off; the next start checks it."):
             if self._size != os.fstat(self._fd).st_size:
                 copy = f"{self.path[:-len('.jsonl')]}-recovery-{os.urandom(4).hex()}.jsonl"
                 write_private(copy, read_private(self.path, FILE_BYTES), os.replace)
                 self.notices.append(f"The end of the session file was damaged and cut off. The original was saved as {copy}.")
                 os.ftruncate(self._fd, self._size)
                 sync(self._fd)
-        except OSError as error:
-            raise StorageError(f"{self.path} cannot be repaired: {error.strerror or error}.") from None
         if self.turn.turn_id:
             called = bool(self.turn.call_ids)
             self.close_turn("interrupted")
@@ -1254,13 +1257,7 @@ class Conversations:
     def create(self) -> History:
         """A new, empty conversation. Raises StorageError."""
         self._check_pointer()
-        session_id = new_id()
-        try:
-            os.close(open_private(self._path(session_id), os.O_RDWR | os.O_CREAT | os.O_EXCL))
-            sync_directory(self._directory)
-        except OSError as error:
-            raise StorageError(f"{self._directory}: {error.strerror or error}. It is not known whether a conversation was begun.") from None
-        return self._open_written(session_id)
+        return self._write_empty(new_id())
 
     def open(self, session_id: str) -> History:
         """A conversation, checked and recovered; it is not the current one before `select`."""
@@ -1271,12 +1268,8 @@ class Conversations:
         self._check_pointer()
         if not self._points_to(history.session_id):
             pointer = json.dumps({"v": 1, "session_id": history.session_id}) + "\n"
-            try:
+            with unconfirmed(self._pointer, "It is not known with which conversation the next start goes on."):
                 write_private(self._pointer, pointer.encode(), os.replace)
-            except OSError as error:
-                raise StorageError(
-                    f"{self._pointer}: {error.strerror or error}. It is not known with which conversation the next start goes on."
-                ) from None
         if self.current and self.current is not history:
             self.current.close()
         self.current = history
@@ -1284,11 +1277,7 @@ class Conversations:
     def clear(self, history: History) -> None:
         """Puts an empty file in the place of the current conversation's. Raises StorageError."""
         history.check_unchanged()
-        try:
-            write_private(history.path, b"", os.replace)
-        except OSError as error:
-            raise StorageError(f"{history.path}: {error.strerror or error}. It is not known whether the conversation was cleared.") from None
-        self.select(self._open_written(history.session_id))
+        self.select(self._write_empty(history.session_id))
 
     def find(self, beginning: str) -> str:
         """The one id that begins so; raises MinoError when there is none, or more than one."""
@@ -1317,8 +1306,11 @@ class Conversations:
                 found.append(Listed(short_id, self.current is not None and session_id == self.current.session_id, *look))
         return sorted(found, key=lambda listed: -listed.changed)
 
-    def _open_written(self, session_id: str) -> History:
-        """A conversation whose file was just written: when it cannot be opened, what is on the disk is not known."""
+    def _write_empty(self, session_id: str) -> History:
+        """A conversation whose empty file was just written, in the place of the old one if there was one."""
+        path = self._path(session_id)
+        with unconfirmed(path, "It is not known whether this conversation is there, and empty."):
+            write_private(path, b"", os.replace)
         try:
             return self.open(session_id)
         except MinoError as error:
