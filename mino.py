@@ -2287,7 +2287,7 @@ class Terminal:
         writable = select.poll()
         writable.register(1, select.POLLOUT)
         try:
-            fits = len(silence.line + sign) < os.get_terminal_size(1).columns
+            fits = len(silence.line + sign) < window_size().columns
             if fits and in_foreground() and writable.poll(0) == [(1, select.POLLOUT)]:
                 self._silence = silence._replace(shown=sign)
                 os.write(1, f"\r{silence.line}{sign}\x1b[K".encode())
@@ -2433,11 +2433,7 @@ class Terminal:
 
     def row(self, text: str) -> None:
         """A line of a list, cut to the width of the terminal."""
-        try:
-            columns = os.get_terminal_size(1).columns or LISTED_COLUMNS
-        except OSError:
-            columns = LISTED_COLUMNS
-        self.line(fit(self._encode(text).decode(self._encoding, "replace"), columns))
+        self.line(fit(self._encode(text).decode(self._encoding, "replace"), window_size().columns or LISTED_COLUMNS))
 
     # What the agent shows.
 
@@ -2486,12 +2482,7 @@ class Terminal:
 
     def _size(self, lines: list[str]) -> list[str]:
         """A line with the size of a panel that is taller than the screen."""
-        if not self.interactive:
-            return []
-        try:
-            columns, rows = os.get_terminal_size(1)
-        except OSError:
-            return []  # the terminal is gone, as the next write will tell
+        columns, rows = window_size() if self.interactive else (0, 0)
         printed = [self._encode(line) for line in lines]
         if not columns or sum(screen_rows(line.decode(self._encoding, "replace"), columns) for line in printed) < rows:
             return []
@@ -2532,6 +2523,14 @@ def in_foreground() -> bool:
 def is_yes(answer: str) -> bool:
     """Only `y` and `yes` mean yes."""
     return answer.strip().lower() in ("y", "yes")
+
+
+def window_size() -> os.terminal_size:
+    """The terminal's columns and rows, 0 where there is none, or it does not say."""
+    try:
+        return os.get_terminal_size(1)
+    except OSError:
+        return os.terminal_size((0, 0))
 
 
 def screen_rows(text: str, columns: int) -> int:
