@@ -569,13 +569,11 @@ def load_settings(path: str, ask: Callable[[str, Callable[[str], str]], str]) ->
     asked = False
     for name in Settings._fields:
         check = partial(check_setting, name, given.get("base_url", ""))
-        blank_key = name == "api_key" and name in config and is_loopback(given["base_url"])
-        if config.get(name, "").strip() or blank_key:
-            try:
-                given[name] = check(config[name])
-            except MinoError as error:
+        try:
+            given[name] = check(config[name])
+        except (KeyError, MinoError) as error:
+            if config.get(name, "").strip():
                 raise MinoError(f"{path}, {name}: {error}") from None
-        else:
             given[name], asked = ask(name, check), True
     if asked:
         text = json.dumps({**config, **given}, indent=2, ensure_ascii=False) + "\n"
