@@ -1237,11 +1237,12 @@ class Conversations:
 
     def last(self) -> History:
         """The conversation to go on with, or a first one. Raises MinoError where that is a guess, and when it is refused."""
+        self._check_pointer()
         ids, named, wrong = self._ids(), "", ""
         try:
             named = read_pointer(self._pointer)
         except MinoError as error:
-            if len(ids) > 1 or os.path.isdir(self._pointer):
+            if len(ids) > 1:
                 raise
             wrong = f"{error} There is only one conversation, so Mino goes on with that."
         if named and named not in ids:
@@ -1249,7 +1250,8 @@ class Conversations:
         if not named and len(ids) > 1:
             raise MinoError(f"There are several conversations, and {self._pointer}, which says where to go on, is missing.")
         history = self.open(named or ids[0]) if ids else self.create()
-        history.notices += [wrong] * bool(wrong)
+        if wrong:
+            history.notices.append(wrong)
         return history
 
     def create(self) -> History:

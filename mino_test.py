@@ -6796,7 +6796,7 @@ def test_a_pointer_that_cannot_be_replaced_stops_commands_and_not_mino(home: Hom
     for _ in range(2):
         before = conversations(home)
         ran = run_piped(home, f"/new\n/resume {SESSION}\n".encode())
-        assert ran.status == 0 and conversations(home) == before and ran.stderr.count(f"{home.pointer} is a directory") == 2
+        assert ran.status == 0 and conversations(home) == before and ran.stderr.count(f"{home.pointer} is a directory") == 3
         home.write_session(b"", OTHER)
 
 
