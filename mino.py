@@ -58,6 +58,7 @@ except ImportError:
 
 import errno
 import gc
+import io
 import json
 import os
 import re
@@ -787,9 +788,8 @@ def turn_input(lines: list[str]) -> bytes:
 
     A turn that ended without completing carries Mino's notice; one without calls is not even asked for.
     """
-    records = map(decode_json, lines)
     items: list[dict] = []
-    for record in records:
+    for record in map(decode_json, lines):
         kind = record["kind"]
         if kind == "user_message":
             items.append({"role": "user", "content": record["text"]})
@@ -1337,14 +1337,13 @@ class Conversations:
 
 
 @naming_its_file
-def lock_sessions(path: str) -> int:
-    """A descriptor that holds the lock for as long as this process lives; MinoError when another one has it."""
+def lock_sessions(path: str) -> None:
+    """Takes the lock, by a descriptor that is never closed: only the process's end lets go. MinoError when another one has it."""
     fd = open_private(path, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise MinoError("Another Mino is using the conversations in ~/.mino. Close it first, then start again.") from None
-    return fd
 
 
 @naming_its_file
@@ -1687,8 +1686,6 @@ class Model:
 
     def _open(self, body: bytes, has_context: bool) -> Stream:
         """Sends the one request; the stream of a 200. Raises RequestError for everything else."""
-        import io
-
         try:
             session = new_session()
             from urllib3.exceptions import HTTPError  # some of its errors pass through requests as they are
@@ -2783,7 +2780,7 @@ def local_time(seconds: float) -> str:
     try:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
     except (OSError, ValueError, OverflowError):  # a file system can hold any number
-        return "(no date)       "
+        return f"{'(no date)':<16}"
 
 
 def in_bytes(size: int) -> str:
