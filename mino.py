@@ -2696,8 +2696,8 @@ def clear(conversations: Conversations, terminal: Terminal) -> None:
 
 
 def show_help(conversations: Conversations, terminal: Terminal) -> None:
-    """Lists the commands."""
-    terminal.line(command_list() + "\nA space before a line makes it a message, whatever follows.")
+    """Lists the commands and keys."""
+    terminal.line(CHAT_HELP)
 
 
 def show(conversations: Conversations, terminal: Terminal) -> None:
@@ -2744,9 +2744,14 @@ COMMANDS = {
 }
 
 
-def command_list() -> str:
-    """The commands, one a line."""
-    return "\n".join(f"  {f'{name} {command.argument}':<23}{command.help}" for name, command in COMMANDS.items())
+COMMAND_LINES = "\n".join(f"  {f'{name} {command.argument}':<23}{command.help}" for name, command in COMMANDS.items())
+CHAT_HELP = f"""\
+{COMMAND_LINES}
+  Ctrl+D                 end the chat
+  Ctrl+C                 cancel what is going on, and quit
+  Up                     recall an earlier question
+
+A space before a line makes it a message, whatever follows."""
 
 
 def parse_command(line: str) -> Optional[tuple[Command, list[str]]]:
@@ -2807,13 +2812,7 @@ Files:
   ~/.mino/sessions.lock        held by the one Mino that runs
 
 In the chat:
-{command_list()}
-  Ctrl+D                 end the chat
-  Ctrl+C                 cancel what is going on, and quit
-  Up                     recall an earlier question
-
-A space before a line makes it a message, whatever follows.
-"""
+{CHAT_HELP}"""
 
 
 def main() -> int:
