@@ -119,25 +119,25 @@ ARGUMENTS_LEVELS = 100  # services differ too
 
 
 # ---- 2. errors and text --------------------------------------------------------------------------
-# One family of errors, each one sentence for the person. Text is kept as it came wherever it is saved
-# or sent; `clean` and `quote` make the copies that are shown. JSON is read strictly: what one parser
-# accepts and the next one refuses is refused here.
+# Errors are one sentence for the person; those that a chat survives are one family. What the person and the model
+# write is saved and sent as it came; `clean` and `quote` make the copies that are shown. JSON is read strictly: what
+# one parser accepts and the next one refuses is refused here.
 
 
 class MinoError(Exception):
-    """One sentence for the person: what is wrong, where, and what to do."""
+    """One sentence for the person: what is wrong, where, and what to do. A chat goes on after it."""
 
 
 class RequestError(MinoError):
-    """A request failed; the turn ends, the chat goes on."""
+    """A request failed, and the turn ends."""
 
 
 class RecordError(MinoError):
     """A record that may not stand where it stands."""
 
 
-class StorageError(MinoError):
-    """The disk did not confirm a record; the chat ends."""
+class StorageError(Exception):
+    """One sentence too: the disk did not confirm something. It is no MinoError, so that nothing goes on after it."""
 
 
 class OutputClosed(Exception):
@@ -2089,8 +2089,6 @@ class Agent(NamedTuple):
         self.history.begin(question)
         try:
             outcome = self._turn()
-        except StorageError:
-            raise
         except MinoError:
             self.history.close_turn("failed")
             raise
@@ -2824,7 +2822,7 @@ def main() -> int:
         terminal = Terminal(signals)
         try:
             status = start_up(sys.argv[1:], terminal, signals)
-        except MinoError as error:
+        except (MinoError, StorageError) as error:
             terminal.error(error)
         finally:
             terminal.end()
@@ -2880,8 +2878,6 @@ def restore(conversations: Conversations, terminal: Terminal) -> bool:
     """Selects the last conversation, or none when that one is of no use; False when the person does not acknowledge."""
     try:
         history = conversations.last()
-    except StorageError:
-        raise
     except MinoError as error:
         terminal.error(error)
         return True
@@ -2892,7 +2888,7 @@ def restore(conversations: Conversations, terminal: Terminal) -> bool:
 
 
 def chat(conversations: Conversations, terminal: Terminal, agent_for: Callable[[History, Usage], Agent]) -> int:
-    """Questions and commands until the person leaves. A StorageError ends it, any other MinoError does not."""
+    """Questions and commands until the person leaves. A StorageError ends it, a MinoError does not."""
     while True:
         try:
             line = terminal.question()
@@ -2914,8 +2910,6 @@ def chat(conversations: Conversations, terminal: Terminal, agent_for: Callable[[
                     terminal.error("Tool limit reached.")
                 elif outcome == "leave":
                     break
-        except StorageError:
-            raise
         except MinoError as error:
             terminal.error(error)
     terminal.line("Goodbye.")
