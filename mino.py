@@ -8,7 +8,7 @@ The whole agent:
 
     history.append(question)                            # synced before the request
     while the turn is open:
-        response = model(instructions, context, question)
+        response = model(instructions, history.context())
         history.append(response)                        # synced before anybody is asked
         for call in response.calls:
             result = run(call) if approved(call) else denied     # its start is synced before it runs
@@ -40,8 +40,8 @@ Promises:
     P5  After a crash Mino says what is known about a command: it ran, it never started, or nobody knows.
     P6  The context sent is a function of the conversation's file alone; nothing of another conversation is in it.
     P7  A response that was not completed neither runs a tool nor counts as an answer.
-    P8  A signal at any instruction leaves every turn closed, no child, a sane terminal, the right status.
-    P9  Nothing foreign reaches the screen uncleaned, and the API key, unless you type it, neither screen, file nor child.
+    P8  Ctrl+C, SIGTERM or SIGHUP at any instruction leaves the turn closed, no child, a sane terminal, the right status.
+    P9  Nothing foreign reaches the screen uncleaned; no child gets the API key, and no error or result carries it.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class Redactor:
         return text
 
     def cut_off(self, text: str) -> str:
-        """Text that may end in the middle of the key, without its beginning."""
+        """Text that was cut off, perhaps in the middle of the key: what is there of the key is replaced too."""
         whole = text.rstrip("\ufffd")  # what is left of a character that was cut
         for form in self._forms:
             for length in range(len(form) - 1, SECRET_CHARACTERS - 1, -1):
@@ -238,7 +238,7 @@ def _read_float(digits: str) -> float:
 
 
 def _read_int(digits: str) -> int:
-    if len(digits) > 308:
+    if len(digits) > 308:  # a shorter one fits into a double
         _read_float(digits)
     return int(digits)
 
@@ -300,8 +300,8 @@ def unconfirmed(path: str, unknown: str) -> Iterator[None]:
 # SIGINT, SIGTERM and SIGHUP are only noted, and the first one decides the exit status. They raise in one
 # place: while `Signals.wait` runs a call that waits (for a key, a socket, a child, a slow reader) or only
 # computes. Appends, starting a process and closing a turn happen outside of it and need no protection.
-# A noted signal stays noted: the next wait raises at once, so nothing is asked, sent or shown any more. The tick
-# that keeps waits short also calls `meanwhile`, for who has something to show while one lasts.
+# A noted signal stays noted: the next wait raises at once, so nothing is asked, sent or shown any more but the
+# last words. The tick that keeps waits short also calls `meanwhile`, for whoever has something to show while one lasts.
 
 T = TypeVar("T")
 
@@ -460,7 +460,7 @@ def sync(fd: int) -> None:
 
 
 def open_private(path: str, flags: int) -> int:
-    """A descriptor of a regular file that only its owner can use; raises OSError, or MinoError for what is there and is none."""
+    """A descriptor of a regular file that only its owner can use. Raises OSError, or MinoError where something else is there."""
     refused = MinoError(f"{path} is not a regular file (a link, a directory or a pipe); move it away.")
     try:
         fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
@@ -600,13 +600,13 @@ def load_instructions(path: str) -> str:
 
 
 # ---- 5. history ----------------------------------------------------------------------------------
-# A session is a file of JSON lines, to which is only ever appended (recovery cuts off a torn end):
+# A session is a file of JSON lines that only grows; recovery may cut off a torn end, and /clear begins a new file:
 #
 #     {"v":2,"seq":1,"turn_id":"<32 hex>","kind":"user_message","text":"Hi"}
 #     {"v":2,"seq":2,"turn_id":"<32 hex>","kind":"model_response","text":"Hello","output":[...]}
 #     {"v":2,"seq":3,"turn_id":"<32 hex>","kind":"turn_end","status":"completed"}
 #
-# KINDS says what a record looks like, ORDER where it may stand; one function judges by both, what Mino is about
+# KINDS says what a record looks like, ORDER where it may stand; `_check` judges by both, what Mino is about
 # to write as well as what it reads. The context is always read back from the file, so that it is the same for a
 # turn just lived and one found at the start.
 
@@ -786,7 +786,7 @@ IDLE = Turn()
 def turn_input(lines: list[str]) -> bytes:
     """One turn's input items, as sent: JSON, joined by commas. The one place that says what the model gets to see.
 
-    A turn that ended without completing carries Mino's notice; one without calls is not even asked for.
+    A turn that ended without completing carries Mino's notice; where it has no calls either, it is not sent at all.
     """
     items: list[dict] = []
     for record in map(decode_json, lines):
@@ -847,7 +847,7 @@ UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError)  # al
 
 
 class History:
-    """One session file, locked by this process, and what is known from it.
+    """One session file, and what is known from it.
 
     Every method that writes raises StorageError when the disk does not confirm; from then on nothing is written.
     """
@@ -1124,7 +1124,7 @@ class History:
             raise MinoError(f"{self.path}, line {number}: {error}. The file was not changed.") from None
         finally:
             gc.enable()
-            gc.freeze()
+            gc.freeze()  # and it stays: no later look need go through it
 
     def recover(self) -> None:
         """Cuts off what `load` did not read, after saving the whole file beside it, and closes an open turn.
@@ -1396,8 +1396,8 @@ QUESTION = re.compile(r'"text": ?"((?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u[0-9a-fA-
 
 # ---- 7. model ------------------------------------------------------------------------------------
 # Bytes become lines, lines become events (WHATWG HTML, "Server-sent events"), events become one completed
-# response (Responses API reference, "Streaming events"). Those steps are pure. `Model.respond` is the one
-# function that sends a request: once, following no redirect. Whatever goes wrong is one RequestError, and a
+# response (Responses API reference, "Streaming events"). Those steps do no I/O. `Model._open` is the one
+# function that sends a request: once, following no redirect. Whatever goes wrong there is one RequestError, and a
 # response counts only when its service said `response.completed` and everything in it is valid.
 
 
@@ -1807,7 +1807,7 @@ class Stream:
         """The next decoded bytes as soon as there are any, b"" at the end. Raises RequestError.
 
         http.client's read1 is the one way that returns what has arrived in every framing: urllib3's own read1
-        exists from 2.2 only, iter_lines and iter_content(n) hold an un-chunked stream back.
+        exists from 2.2 only, and iter_lines and iter_content(n) hold an un-chunked stream back.
         """
         import http.client
         import zlib
@@ -2184,7 +2184,7 @@ class Terminal:
         self._readline: Any = None
         self._column_0 = True
         self._after_result = False
-        self._asked_at = 0.0  # when the last question was read
+        self._asked_at = 0.0  # when the person's last question was read
         self._silence: Optional[Silence] = None
         self._newline_at_eof = False
         self._encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
@@ -2560,7 +2560,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 
 def drain_output() -> None:
-    """Waits until the terminal has taken what was printed; the tick of the signals interrupts that, Python does not resume it."""
+    """Waits until the terminal has taken what was printed; the tick interrupts that call, and Python does not resume it."""
     while True:
         try:
             return termios.tcdrain(1)
@@ -2667,7 +2667,7 @@ def resume(conversations: Conversations, terminal: Terminal, beginning: str) -> 
         history = conversations.open(session_id)
     try:
         if not admit(history, terminal):
-            terminal.line("Nothing was acknowledged, and no other conversation selected.")
+            terminal.line("Nothing was acknowledged, and no other conversation was selected.")
             return
         conversations.select(history)
     finally:
@@ -2838,7 +2838,7 @@ def start_up(arguments: list[str], terminal: Terminal, signals: Signals) -> int:
     """Everything before the first prompt, then the chat. Returns the exit status of an ordinary end."""
     if arguments:
         return answer_arguments(arguments, terminal)
-    if not any(finder.find_spec("requests", None) for finder in sys.meta_path):
+    if not any(finder.find_spec("requests", None) for finder in sys.meta_path):  # importing it takes too long here
         terminal.notice(NEEDS_REQUESTS)
         return 1
     home = os.environ.get("HOME", "")
