@@ -1054,7 +1054,7 @@ class History:
         state = self._next(turn, step + (", the last" if turn.answered + 1 == len(turn.calls) else ""))
         if record["call_id"] != turn.calls[turn.answered].call_id:
             raise RecordError("a result that is not the next call's")
-        unknown = turn.unknown + ((turn.started,) if result["status"] == "unknown" else ())
+        unknown = (*turn.unknown, turn.started) if result["status"] == "unknown" else turn.unknown
         return turn._replace(state=state, answered=turn.answered + 1, started="", unknown=unknown)
 
     def _after_turn_end(self, turn: Turn, record: dict) -> Turn:
@@ -1751,7 +1751,8 @@ class Model:
         if status == 429 and response.headers.get("Retry-After"):
             wait = self._redact.line(response.headers["Retry-After"])
             hint += f" The service says to wait {wait} s." if wait.isdigit() else f" The service says to wait until {wait}."
-        hint += f" {FOREIGN_CONTEXT}" * (status == 400 and has_context)
+        if status == 400 and has_context:
+            hint += f" {FOREIGN_CONTEXT}"
         return f"{line} {hint}".rstrip()
 
 
@@ -2313,7 +2314,8 @@ class Terminal:
         """Up recalls these, and no others."""
         if self._readline:
             self._readline.clear_history()
-        self._signals.wait(lambda: deque(map(self.recall, questions), 0))
+        for question in questions:
+            self._signals.wait(self.recall, question)
 
     def recall(self, text: str) -> None:
         """Up recalls this one too."""
@@ -2460,9 +2462,10 @@ class Terminal:
             f"Limits: {COMMAND_SECONDS} s, {OUTPUT_BYTES} bytes of output",
             "Runs with your account's permissions; this is not a sandbox.",
         ]
-        lines += ["Type y to run it. Anything else denies it; words tell the model why."] * self.interactive
+        if self.interactive:
+            lines.append("Type y to run it. Anything else denies it; words tell the model why.")
         late = self.interactive and time.monotonic() - self._asked_at > BELL_SECONDS
-        self.line("\a" * late + "\n" * self._after_result + "\n".join(lines + self._size(lines)))
+        self.line(("\a" if late else "") + ("\n" if self._after_result else "") + "\n".join(lines + self._size(lines)))
         if not self.interactive:
             self.notice("Denied: approving a command needs an interactive terminal, for input and output.")
             return Decision("no")
