@@ -85,7 +85,7 @@ DRAIN_SECONDS = 0.25  # for a descendant that left the group and holds the pipe
 POLL_SECONDS = 0.05  # between looks at a running command
 TICK_SECONDS = 0.2  # how long a signal can hide before a wait notices it
 SIGN_SECONDS = 1.0  # of silence, after which a sign of life is shown
-BELL_SECONDS = 5.0  # after a question; who asked it may be looking elsewhere
+BELL_SECONDS = 5.0  # after a question; whoever asked it may be looking elsewhere
 QUIET_SECONDS = 0.05  # no key for this long: nothing typed ahead is left
 FLUSH_SECONDS = 1.0  # a held-down key does not put off a question longer than this
 
@@ -99,10 +99,10 @@ INSTRUCTIONS_BYTES = 64 << 10  # they are sent with every request
 LOAD_BYTES = 1 << 20  # of a session file at once: fewer reads than the default
 RECORD_BYTES = 16 << 20  # twice the largest response
 FILE_BYTES = 64 << 20  # opens in two seconds, and is more than a model reads
-RESULT_BYTES = 400  # of a closing record, without its call_id
+RESULT_BYTES = 400  # at most, of a closing record without its call_id
 RESERVE_BYTES = 8 << 20  # of a file, for closing records: 16 results, each 65,536 bytes escaped to six times that
 
-REQUESTS_PER_TURN = 8  # a model that has not got there by then goes in circles
+REQUESTS_PER_TURN = 8  # a model that has not got there by then is going in circles
 CALLS_PER_TURN = 16  # a person does not read more with care
 CALL_ID_CHARACTERS = 512
 ERROR_CHARACTERS = 300  # of a service's message
@@ -194,7 +194,7 @@ def has_surrogate(text: str) -> bool:
 
 
 def join_surrogates(text: str) -> str:
-    """Text whose escaped surrogate pairs are characters, and what is left of others is U+FFFD."""
+    """The text with each surrogate pair joined to its character, and each lone half replaced by U+FFFD."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -1214,7 +1214,7 @@ class Usage:
 
 
 class Conversations:
-    """Those of one ~/.mino, locked by this process for as long as it lives. `current` is None when none is selected."""
+    """The conversations of one ~/.mino, locked by this process while it lives. `current` is None when none is selected."""
 
     def __init__(self, root: str, signals: Signals) -> None:
         self.current: Optional[History] = None
@@ -1236,7 +1236,7 @@ class Conversations:
         return self._usages.setdefault(self.selected().session_id, Usage())
 
     def last(self) -> History:
-        """The conversation to go on with, or a first one. Raises MinoError where that is a guess, and when it is refused."""
+        """The conversation to go on with, or a first one. Raises MinoError where that would be a guess, and for one that is refused."""
         self._check_pointer()
         ids, named, wrong = self._ids(), "", ""
         try:
@@ -1371,7 +1371,7 @@ def short_ids(unsorted: Iterable[str]) -> dict[str, str]:
 
 
 def first_look(path: str) -> Optional[tuple[float, int, str]]:
-    """When a session file was changed, its size, and its first question; of its first line no more than is listed is read."""
+    """When a session file was changed, its size, and its first question, of which no more is read than can be listed."""
     try:
         status = os.lstat(path)
     except OSError:
