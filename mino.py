@@ -2236,13 +2236,10 @@ class Terminal:
         """The last words, the cursor at column 0, and the terminal as it was found, without waiting for anything."""
         echoed = self.interactive and self._signals.noted == signal.SIGINT  # the terminal printed ^C
         text = self._erasure(self._silence) + ("\n" if echoed or not self._column_0 else "") + self.last_words
-        writable = select.poll()
-        writable.register(1, select.POLLOUT)
         try:
-            if text and writable.poll(0) == [(1, select.POLLOUT)]:
-                os.write(1, text.encode())
+            write_now(text)
         except OSError:
-            pass  # the terminal is gone
+            pass  # nobody reads it any more
         try:
             if self._modes and os.tcgetpgrp(0) == os.getpgrp() and termios.tcgetattr(0) != self._modes:
                 termios.tcsetattr(0, termios.TCSANOW, self._modes)
@@ -2280,13 +2277,10 @@ class Terminal:
         sign = f"... {silence.word}{int(seconds)} s"
         if seconds < SIGN_SECONDS or sign == silence.shown:
             return
-        writable = select.poll()
-        writable.register(1, select.POLLOUT)
         try:
-            fits = len(silence.line + sign) < window_size().columns
-            if fits and in_foreground() and writable.poll(0) == [(1, select.POLLOUT)]:
+            if len(silence.line + sign) < window_size().columns and in_foreground():
                 self._silence = silence._replace(shown=sign)
-                os.write(1, f"\r{silence.line}{sign}\x1b[K".encode())
+                write_now(f"\r{silence.line}{sign}\x1b[K")
         except OSError:
             self._silence = None  # the terminal is gone, as the next write will tell
 
@@ -2560,6 +2554,14 @@ def write_all(fd: int, data: bytes) -> None:
             view = view[os.write(fd, view) :]
         except BlockingIOError:
             select.select([], [fd], [])
+
+
+def write_now(text: str) -> None:
+    """Writes text to standard output, unless that would have to be waited for. Raises OSError."""
+    writable = select.poll()
+    writable.register(1, select.POLLOUT)
+    if text and writable.poll(0) == [(1, select.POLLOUT)]:
+        os.write(1, text.encode())
 
 
 def drain_output() -> None:
