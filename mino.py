@@ -2060,9 +2060,9 @@ def _reap(process: Any) -> Optional[int]:
 
 
 # ---- 9. agent ------------------------------------------------------------------------------------
-# The loop. It saves each step before the next one begins, and knows nothing of terminals: how a request is
-# shown and a command approved is handed in. However a turn ends, it is closed before anybody hears of it;
-# only a storage error leaves it open, for the next start to judge.
+# The loop. It saves each step before the next one begins, and knows nothing of terminals and directories: how a
+# request is shown, and a command prepared, approved and run, is handed in. However a turn ends, it is closed before
+# anybody hears of it; only a storage error leaves it open, for the next start to judge.
 
 
 class Decision(NamedTuple):
@@ -2079,9 +2079,8 @@ class Agent(NamedTuple):
     usage: Usage
     model: Model
     front: Any  # has request_sent(), text(words), thinking(whether), approve(operation), which returns a Decision, and result(result)
+    prepare: Callable[[str], Operation]
     run: Callable[[Operation], dict[str, Any]]
-    cwd: str
-    home: str
 
     def ask(self, question: str) -> str:
         """Runs one turn: `answered`, `limit` or `leave`. Raises MinoError, Interrupted or OutputClosed, with the turn closed."""
@@ -2122,7 +2121,7 @@ class Agent(NamedTuple):
             result = {"status": "unknown_tool", "output": "There is no tool of this name; the only one is bash."}
             return self._finish(call, result)
         try:
-            operation = prepare(call.arguments, self.cwd, self.home)
+            operation = self.prepare(call.arguments)
         except ValueError as error:
             return self._finish(call, {"status": "invalid_arguments", "output": str(error)})
         decision = self.front.approve(operation)
@@ -2869,8 +2868,8 @@ def start_up(arguments: list[str], terminal: Terminal, signals: Signals) -> int:
         terminal.line("Nothing was acknowledged. Mino will ask again at the next start.")
         return 0
     model = Model(settings, instructions, [BASH_TOOL], signals, redact)
-    run = partial(execute, signals=signals, redact=redact)
-    agent_for = partial(Agent, model=model, front=terminal, run=run, cwd=cwd, home=home)
+    steps = {"prepare": partial(prepare, cwd=cwd, home=home), "run": partial(execute, signals=signals, redact=redact)}
+    agent_for = partial(Agent, model=model, front=terminal, **steps)
     current = conversations.current
     terminal.line(BANNER)
     terminal.line(f"Session: {conversations.short_id(current.session_id)}" if current else NOT_SELECTED)

@@ -8338,13 +8338,17 @@ class Stage:
     def ask(self, history: mino.History, question: str) -> str:
         """How the turn ends; an error is one clean line."""
         try:
-            return mino.Agent(history, mino.Usage(), self, self, self.run, "/", "/home/me").ask(question)
+            return mino.Agent(history, mino.Usage(), self, self, self.prepare, self.run).ask(question)
         except mino.StorageError:
             raise
         except mino.MinoError as error:
             text = str(error)
             assert text and "\n" not in text and not DROPPED & set(text) and len(text) < 900 and KEY not in text, text
             return "error"
+
+    def prepare(self, arguments: str) -> mino.Operation:
+        """As in a directory of everybody's."""
+        return mino.prepare(arguments, "/", "/home/me")
 
     def respond(self, history: mino.History, usage: mino.Usage, front: "Stage") -> mino.Response:
         """The model."""
@@ -8588,7 +8592,7 @@ def check_next_turn(path: Path, history: mino.History, chance: random.Random) ->
     stage, saved, gated = Stage(path, chance), path.read_bytes(), bool(history.unacknowledged)
     if gated:
         try:
-            raise AssertionError(mino.Agent(history, mino.Usage(), stage, stage, stage.run, "/", "/home/me").ask("Next?"))
+            raise AssertionError(mino.Agent(history, mino.Usage(), stage, stage, stage.prepare, stage.run).ask("Next?"))
         except mino.MinoError:
             assert path.read_bytes() == saved and not stage.contexts
         history.acknowledge()
