@@ -832,7 +832,7 @@ def retold(record: dict, calls: deque[dict]) -> Iterator[str]:
         calls += [item for item in output if item["type"] == "function_call"]
         texts = item_texts(output)
         words = record.get("text") or "\n".join(words for _, words in texts)
-        refused = "Model refused: " * ({kind for kind, _ in texts} == {"refusal"})
+        refused = "Model refused: " if {part for part, _ in texts} == {"refusal"} else ""
         if words:
             yield f"\nAssistant> {refused}{words}\n"
     elif kind == "tool_result":
@@ -2705,7 +2705,9 @@ def show_help(conversations: Conversations, terminal: Terminal) -> None:
 def show(conversations: Conversations, terminal: Terminal) -> None:
     """Prints the conversation so far."""
     history = conversations.selected()
-    terminal.line("(empty)") if history.is_empty else terminal.start_line()
+    if history.is_empty:
+        terminal.line("(empty)")
+    terminal.start_line()
     parts, size = [], 0
     for part in history.transcript():
         parts.append(part)
