@@ -35,7 +35,7 @@ Promises:
 
     P1  Nothing runs unless a person has read and approved exactly that command.
     P2  Nothing runs twice, and no request is sent twice, on Mino's own initiative.
-    P3  A record is checked, written, synced, and only then believed; after a fault nothing more is written.
+    P3  A record is checked, written, synced, and only then believed; after a fault this run writes nothing more.
     P4  What one run wrote, the next one opens; a torn tail is kept aside, other damage is left untouched.
     P5  After a crash Mino says what is known about a command: it ran, it never started, or nobody knows.
     P6  The context sent is a function of the conversation's file alone; nothing of another conversation is in it.
@@ -83,6 +83,7 @@ SILENCE_SECONDS = 600  # reasoning and slow local models say nothing for minutes
 COMMAND_SECONDS = 30  # a command that takes longer belongs in a terminal of its own
 DRAIN_SECONDS = 0.25  # for a descendant that left the group and holds the pipe
 POLL_SECONDS = 0.05  # between looks at a running command
+LAST_POLL_SECONDS = 0.005  # once its output is closed: it is about to exit
 TICK_SECONDS = 0.2  # how long a signal can hide before a wait notices it
 SIGN_SECONDS = 1.0  # of silence, after which a sign of life is shown
 BELL_SECONDS = 5.0  # after a question; whoever asked it may be looking elsewhere
@@ -106,6 +107,7 @@ REQUESTS_PER_TURN = 8  # a model that has not got there by then is going in circ
 CALLS_PER_TURN = 16  # a person does not read more with care
 CALL_ID_CHARACTERS = 512
 ERROR_CHARACTERS = 300  # of a service's message
+CAUSES = 50  # of a failed connection, looked at; the arguments of an exception may hold any number
 SECRET_CHARACTERS = 8  # a shorter key is a word, and hiding it would garble ordinary text
 RECALLED_QUESTIONS = 500
 ID_CHARACTERS = 8  # of a conversation's id, shown; more where two begin alike
@@ -418,7 +420,7 @@ operation on your own. Look first, with a command that only reads, or ask the pe
 
 
 def naming_its_file(function: Callable[..., T]) -> Callable[..., T]:
-    """A function of a path, whose OSError becomes a MinoError that names the path."""
+    """Makes an OSError of a function of a path a MinoError that names the path."""
 
     def named(path: str, *args: Any) -> T:
         try:
@@ -502,7 +504,7 @@ def write_private(path: str, data: bytes, publish: Callable[[str, str], None]) -
 
 
 class Settings(NamedTuple):
-    """What is needed to talk to a service."""
+    """What is needed to talk to a service, in the order in which it is asked for."""
 
     base_url: str
     model: str
@@ -864,7 +866,7 @@ class History:
         self._broken = False
         self._turn_ids: set[str] = set()
         self._turn_at = 0  # where the last turn begins in the file
-        self._closed: list[tuple[int, int]] = []  # where the turns stand that count, and were not sent yet
+        self._closed: list[tuple[int, int]] = []  # the places of finished turns that count and were not sent yet
         self._sent: list[bytes] = []  # the input items of those that were
         self._fd = open_private(path, os.O_RDWR | os.O_APPEND)
 
@@ -927,7 +929,7 @@ class History:
             raise self._unreadable() from None
 
     def _input(self, start: int, end: int) -> bytes:
-        """The input items of the turn that stands there in the file."""
+        """The input items of the turn between two places in the file."""
         try:
             return turn_input(os.pread(self._fd, end - start, start).decode().split("\n")[:-1])
         except UNREADABLE:
@@ -1236,7 +1238,7 @@ class Conversations:
         return self._usages.setdefault(self.selected().session_id, Usage())
 
     def last(self) -> History:
-        """The conversation to go on with, or a first one. Raises MinoError where that would be a guess, and for one that is refused."""
+        """The conversation to go on with, or a first one. Raises MinoError instead of guessing, and when the file is refused."""
         self._check_pointer()
         ids, named, wrong = self._ids(), "", ""
         try:
@@ -1275,7 +1277,7 @@ class Conversations:
         self.current = history
 
     def clear(self, history: History) -> None:
-        """Puts an empty file in the place of the current conversation's. Raises StorageError."""
+        """Replaces the current conversation's file by an empty one. Raises StorageError."""
         history.check_unchanged()
         self.select(self._write_empty(history.session_id))
 
@@ -1287,7 +1289,7 @@ class Conversations:
             raise MinoError(f"At least {ID_BEGINNING} characters of the id are needed. Type /sessions.")
         found = [session_id for session_id in self._ids() if session_id.startswith(beginning)]
         if len(found) != 1:
-            raise MinoError(f"{'More than one' if found else 'No'} conversation has an id that begins like that. Type /sessions.")
+            raise MinoError(f"{'More than one' if found else 'No'} conversation has an id that begins with these characters. Type /sessions.")
         return found[0]
 
     def short_id(self, session_id: str) -> str:
@@ -1317,6 +1319,7 @@ class Conversations:
             raise StorageError(f"{error} It was just written, and the next start checks it.") from None
 
     def _points_to(self, session_id: str) -> bool:
+        """Read again each time: another program may have removed it."""
         try:
             return read_pointer(self._pointer) == session_id
         except MinoError:
@@ -1476,7 +1479,7 @@ class Answer:
 
     def __init__(self, redact: Redactor) -> None:
         self.ended = False
-        self.thinking = False  # the last events were about reasoning
+        self.thinking = False  # the last event was about reasoning
         self.usage: Any = None  # as the service reported it
         self._redact = redact
         self._error = "The stream ended before the response was complete; the connection was cut or the service gave up."
@@ -1861,7 +1864,7 @@ def connection_error(error: BaseException, url: str) -> str:
     """What went wrong below HTTP, in words of Mino's own: the texts of requests may contain the key or a proxy's password."""
     causes: list[BaseException] = []
     todo: list[Any] = [error]
-    while todo and len(causes) < 50:
+    while todo and len(causes) < CAUSES:
         cause = todo.pop(0)
         if isinstance(cause, BaseException) and cause not in causes:
             causes.append(cause)
@@ -2014,7 +2017,7 @@ def _watch(process: Any, pipe: int, output: bytearray, deadline: float) -> str:
             output += data
             if not data:  # mostly because the shell is about to exit
                 ready.unregister(pipe)
-                pause = POLL_SECONDS / 10
+                pause = LAST_POLL_SECONDS
         if len(output) > OUTPUT_BYTES:
             return "output_limit"
         if _has_exited(process):
@@ -2538,7 +2541,7 @@ def screen_rows(text: str, columns: int) -> int:
 
 
 def fit(text: str, columns: int) -> str:
-    """As much of the text as one row of so many columns takes."""
+    """As much of the text as fits into one row."""
     text = text[:columns]
     while screen_rows(text, columns) > 1:
         text = text[:-1]
