@@ -4515,10 +4515,11 @@ def test_what_is_said_is_not_rewritten_and_a_short_key_is_a_word(home: Home, ser
 
 
 def test_a_connection_that_is_refused_names_host_and_port(home: Home) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    home.configure(f"http://127.0.0.1:{port}/v1")
-    ran = run_piped(home, b"Hi\n")
+    with socket.socket() as deaf:  # bound, so that no other process gets the port, and not listening
+        deaf.bind(("127.0.0.1", 0))
+        port = deaf.getsockname()[1]
+        home.configure(f"http://127.0.0.1:{port}/v1")
+        ran = run_piped(home, b"Hi\n")
     assert ran.status == 0 and f"127.0.0.1:{port}" in ran.stderr and ran.stderr.startswith("Error: ") and ran.stderr.count("\n") == 1
     assert home.kinds() == ["user_message", "turn_end failed"] and ran.stdout.endswith("Goodbye.\n")
 
