@@ -7273,7 +7273,27 @@ def test_a_sign_of_life_is_erased_when_something_comes(home: Home, service: Serv
         mino_.expect("Done.")
         mino_.ask("/exit")
         assert mino_.wait() == 0
-        assert below_the_opening(mino_.screen()).endswith("gone\n\nAssistant> Done.\n\nYou> /exit\nGoodbye.")
+        assert below_the_opening(mino_.screen()) == as_shown("""\
+You> Go.
+
+Assistant>
+[Tool: bash]
+Command: "until [ -e go ]; do sleep 0.05; done; echo gone"
+Working directory: "{home.work}"
+Environment: "PATH={mino.COMMAND_PATH}", "HOME={home.path}", "LANG=en_US.UTF-8"
+Limits: 30 s, 65536 bytes of output
+Runs with your account's permissions; this is not a sandbox.
+Type y to run it. Anything else denies it; words tell the model why.
+Approve this operation? [y/N] y
+
+[Tool result: completed; exit code 0]
+gone
+
+Assistant> Done.
+
+You> /exit
+Goodbye.
+""", home=home, mino=mino)
 
 
 def test_a_sign_of_life_makes_room_for_an_error(home: Home, service: Service) -> None:
