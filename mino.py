@@ -942,7 +942,10 @@ class History:
     def check_unchanged(self) -> None:
         """Raises StorageError when another program wrote into the file, or moved it: what is known of it holds no more."""
         now = os.fstat(self._fd)
-        in_place = os.path.lexists(self.path) and os.path.samestat(now, os.lstat(self.path))
+        try:
+            in_place = os.path.samestat(now, os.lstat(self.path))
+        except OSError:
+            in_place = False
         if now.st_size != self._size or not in_place:
             self._broken = True
             raise StorageError(f"{self.path} was changed by another program. Nothing more is written; the next start checks it.")
@@ -2243,7 +2246,7 @@ class Terminal:
         except OSError:
             pass  # nobody reads it any more
         try:
-            if self._modes and os.tcgetpgrp(0) == os.getpgrp() and termios.tcgetattr(0) != self._modes:
+            if self._modes and in_foreground(0) and termios.tcgetattr(0) != self._modes:
                 termios.tcsetattr(0, termios.TCSANOW, self._modes)
         except (OSError, termios.error):
             pass  # the terminal is gone
@@ -2258,7 +2261,10 @@ class Terminal:
 
     def _end_silence(self) -> None:
         """Erases the sign, if there is one; where a signal comes first, `end` does."""
-        silence, self._silence = self._silence, None
+        silence = self._silence
+        if silence is None:  # nearly always, since every write comes here
+            return
+        self._silence = None
         try:
             self._signals.wait(write_all, 1, self._erasure(silence).encode())
         except Interrupted:
@@ -2268,7 +2274,7 @@ class Terminal:
             pass  # as the next write will tell
 
     def _erasure(self, silence: Optional[Silence]) -> str:
-        return f"\r{silence.line}\x1b[K" if silence and silence.shown and in_foreground() else ""
+        return f"\r{silence.line}\x1b[K" if silence and silence.shown and in_foreground(1) else ""
 
     def _show_sign(self) -> None:
         """Called within a wait, by the tick: it must not block, nor raise."""
@@ -2280,7 +2286,7 @@ class Terminal:
         if seconds < SIGN_SECONDS or sign == silence.shown:
             return
         try:
-            if len(silence.line + sign) < window_size().columns and in_foreground():
+            if len(silence.line + sign) < window_size().columns and in_foreground(1):
                 self._silence = silence._replace(shown=sign)
                 write_now(f"\r{silence.line}{sign}\x1b[K")
         except OSError:
@@ -2506,10 +2512,10 @@ def can_redraw() -> bool:
     return os.environ.get("TERM", "") not in ("", "dumb")
 
 
-def in_foreground() -> bool:
+def in_foreground(fd: int) -> bool:
     """Whether the terminal is Mino's at the moment, and not the shell's, as after Ctrl+Z and `bg`."""
     try:
-        return os.tcgetpgrp(1) == os.getpgrp()
+        return os.tcgetpgrp(fd) == os.getpgrp()
     except OSError:
         return False
 
