@@ -6935,16 +6935,10 @@ def test_a_signal_at_the_question_about_clearing_clears_nothing(home: Home) -> N
 
 # Faults.
 
-def typed(home: Home, lines: str, **how: Any) -> Tuple[int, str]:
-    """A chat in a terminal in which these lines are typed, as far as it gets; its status, and what it showed."""
+def typed(home: Home, line: str, **how: Any) -> Tuple[int, str]:
+    """A chat in a terminal in which a command is typed, if it is one, as far as it gets; its status, and what it showed."""
     with Mino(home, **how) as mino_:
-        try:
-            for line in [*filter(None, lines.split("+")), "/exit"]:
-                mino_.expect("clear it: " if line == SESSION[:8] else "You> ")
-                mino_.line(line)
-        except (AssertionError, OSError):
-            if mino_.process.poll() is None:
-                mino_.line("/exit")
+        converse(mino_, HERE_URL, [*filter(None, [line]), "/exit"], lambda mino: None)
         return mino_.wait(), mino_.text
 
 
@@ -6992,7 +6986,7 @@ def command_faults(place: Path, lines: str) -> List[Trial]:
     return found
 
 
-COMMAND_LINES = ["/new", "/resume fedc", "/clear+01234567"]
+COMMAND_LINES = ["/new", "/resume fedc", "/clear"]
 
 
 @pytest.mark.parametrize("lines", COMMAND_LINES)
@@ -7001,16 +6995,16 @@ def test_a_fault_at_any_call_of_a_command_loses_no_conversation(tmp_path: Path, 
     assert len(trials) > 20 and abreast(tmp_path, trials[::7]) == []
 
 
-@pytest.mark.parametrize("lines", ["/clear+01234567", "/new"])
-def test_a_conversation_that_another_program_changed_is_neither_cleared_nor_kept_on(home: Home, lines: str) -> None:
+@pytest.mark.parametrize("lines", [["/clear", SESSION[:8]], ["/new"]], ids=str)
+def test_a_conversation_that_another_program_changed_is_neither_cleared_nor_kept_on(home: Home, lines: List[str]) -> None:
     path = two(home).sessions / f"{SESSION}.jsonl"
-    if lines == "/new":
+    if lines == ["/new"]:
         path.write_bytes(b"")
     with Mino(home) as mino_:
         mino_.expect("You> ")
         path.write_bytes(path.read_bytes() + b"foreign\n")
         changed = path.read_bytes()
-        for line in lines.split("+"):
+        for line in lines:
             mino_.line(line)
             mino_.expect("clear it: " if line == "/clear" else "was changed by another program")
         assert mino_.wait() == 1 and path.read_bytes() == changed
@@ -7062,25 +7056,13 @@ def test_a_denial_may_carry_a_reason_which_the_model_is_told(home: Home, service
 You> Clean up.
 
 Assistant>
-[Tool: bash]
-Command: "rm a"
-Working directory: "{home.work}"
-Environment: "PATH={mino.COMMAND_PATH}", "HOME={home.path}", "LANG=en_US.UTF-8"
-Limits: 30 s, 65536 bytes of output
-Runs with your account's permissions; this is not a sandbox.
-Type y to run it. Anything else denies it; words tell the model why.
+{first}
 Approve this operation? [y/N]   Use the test directory instead: /tmp/é 牛奶.
 
 [Tool result: denied]
 The user denied this operation. It was not executed. The user said: Use the test directory instead: /tmp/é 牛奶.
 
-[Tool: bash]
-Command: "rm b"
-Working directory: "{home.work}"
-Environment: "PATH={mino.COMMAND_PATH}", "HOME={home.path}", "LANG=en_US.UTF-8"
-Limits: 30 s, 65536 bytes of output
-Runs with your account's permissions; this is not a sandbox.
-Type y to run it. Anything else denies it; words tell the model why.
+{second}
 Approve this operation? [y/N] N
 
 [Tool result: denied]
@@ -7090,7 +7072,7 @@ Assistant> I see.
 
 You> /exit
 Goodbye.
-""", home=home, mino=mino)
+""", first=panel(home, '"rm a"'), second=panel(home, '"rm b"'))
     denied = "The user denied this operation. It was not executed."
     assert results_sent(service.requests[1]) == [
         {"status": "denied", "output": f"{denied} The user said: {REASON.strip()}"}, {"status": "denied", "output": denied}]
@@ -7277,13 +7259,7 @@ def test_a_sign_of_life_is_erased_when_something_comes(home: Home, service: Serv
 You> Go.
 
 Assistant>
-[Tool: bash]
-Command: "until [ -e go ]; do sleep 0.05; done; echo gone"
-Working directory: "{home.work}"
-Environment: "PATH={mino.COMMAND_PATH}", "HOME={home.path}", "LANG=en_US.UTF-8"
-Limits: 30 s, 65536 bytes of output
-Runs with your account's permissions; this is not a sandbox.
-Type y to run it. Anything else denies it; words tell the model why.
+{panel}
 Approve this operation? [y/N] y
 
 [Tool result: completed; exit code 0]
@@ -7293,7 +7269,7 @@ Assistant> Done.
 
 You> /exit
 Goodbye.
-""", home=home, mino=mino)
+""", panel=panel(home, '"until [ -e go ]; do sleep 0.05; done; echo gone"'))
 
 
 def test_a_sign_of_life_makes_room_for_an_error(home: Home, service: Service) -> None:
@@ -7651,7 +7627,7 @@ def model_of_the_turn(request: Request) -> Reply:
 def converse(mino: Mino, url: str, lines: List[str], at_prompt: Callable[[Mino], Any]) -> List[str]:
     """Answer each question until Mino ends, its prompts with `lines`, any other with yes; returns the questions."""
     answers = {"API URL [https://api.openai.com/v1]: ": url, "Model: ": "tiny", "API Key (input hidden): ": KEY,
-               GATE: "y", APPROVE: "y"}
+               GATE: "y", APPROVE: "y", CLEARED: SESSION[:8]}
     asked: List[str] = []
     seen = 0
 
